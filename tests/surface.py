@@ -63,6 +63,14 @@ SECTIONS = (
             "PrivateFields": "What a method keeps on a client: fields by name.",
         },
     ),
+    Section(
+        "Say how devices score",
+        "hushrec.extend",
+        (
+            *("Exports", "ExportsUser", "ItemCounts", "ItemFactors", "ItemNetworks"),
+            *("ItemWeights", "RowNetwork"),
+        ),
+    ),
     Section("Write an expert", "hushrec.extend", ("Expert", "ExpertsConfig", "Part")),
     Section("Write a metric", "hushrec.extend", ("Metric", "ListMetric", "Ranks", "expected_gain")),
     Section(

@@ -38,7 +38,7 @@ def place(tmp_path_factory):
     run = hushrec.train("demo", "fednext", out=folder / "run")
     run.export(folder / "bundle", precision="single")
     world = replace(taste_world(), items_declared=True)
-    for method, options in (("fednext", {"price": 5.0}), ("popularity", {})):
+    for method, options in (("fednext", {"price": 5.0}), ("fedmf", {"d": 4})):
         private = hushrec.train(world, method, settings=CENTRAL | options)
         release(private, folder / f"released-{method}")
     (folder / "history.txt").write_text("film-0012\nfilm-0340\n")
@@ -132,6 +132,33 @@ def test_similar_items_of_a_run_and_of_a_bundle(place):
     assert "not in the catalogue" in refused("similar", place / "bundle", "film-12")
 
 
+def test_the_bundle_of_one_user_serves_that_user(place, tmp_path):
+    run = hushrec.train(taste_world(), "pfedrec", rounds=2, settings={"d": 4}, out=tmp_path / "r")
+    assert (
+        "pfedrec scores with parameters of single users: export the bundle of one user with "
+        "--user ID" in refused("export", tmp_path / "r", tmp_path / "b")
+    )
+    unknown = refused("export", tmp_path / "r", tmp_path / "b", "--user", "user-99")
+    assert "user 'user-99' is unknown to this model" in unknown
+    assert not (tmp_path / "b").exists()
+    done = say(
+        "export", tmp_path / "r", tmp_path / "b", "--user", "user-01", "--precision", "single"
+    )
+    count = len(run.model.data.history(run.model.indices(["user-01"])).positives.values)
+    assert f"holds own parameters and {count} items of user 'user-01'" in done.stdout
+    assert "items touched from now on are only left out" in done.stdout
+    mine, theirs = listed(tmp_path / "b", "--user", "user-01"), run.recommend("user-01")
+    assert [line["item"] for line in mine] == [line.item for line in theirs]
+    (tmp_path / "since.txt").write_text(mine[0]["item"])
+    assert listed(tmp_path / "b", "--history", tmp_path / "since.txt")[:9] == mine[1:]
+    for whom in (["--new"], ["--user", "user-02"]):
+        said = refused("recommend", tmp_path / "b", *whom)
+        assert "is the bundle of one user, who is somebody else" in said and "user-01" not in said
+    again = say("export", place / "run", tmp_path / "c", "--user", "viewer-0001", "--json")
+    facts = json.loads(again.stdout)
+    assert (facts["personal"], facts["fixed"]) == (True, False)
+
+
 def test_a_release_serves_histories_or_says_what_to_do(place, tmp_path):
     (tmp_path / "h.txt").write_text("item-03\nitem-08\n")
     folder = place / "released-fednext"
@@ -140,7 +167,7 @@ def test_a_release_serves_histories_or_says_what_to_do(place, tmp_path):
     assert {line["because"] for line in listed(folder, "--new")} == {"popular"}
     assert "knows no users: give a history" in refused("recommend", folder, "--user", "user-01")
     assert "has no item features" in refused("recommend", folder, "--new", "--where", "a=b")
-    without = refused("recommend", place / "released-popularity", "--new")
+    without = refused("recommend", place / "released-fedmf", "--new")
     assert "is a release without a bundle for devices: recommend from the run" in without
     for command in ("evaluate", "export"):
         more = [tmp_path / "b"] if command == "export" else []

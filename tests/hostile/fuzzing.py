@@ -56,7 +56,8 @@ class Place:
     top: Path
     data: Path
     run: Path
-    bundle: Path
+    bundles: tuple[Path, ...]
+    """A bundle of every kind but a mixture."""
     kept: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self):

@@ -38,13 +38,17 @@ def place(tmp_path_factory):
     data = top / "data.csv"
     rows = [f"{u},{i},{(u * i) % 5 + 1},{u + i}" for u in range(1, 9) for i in range(1, 10)]
     data.write_text("\n".join(["user,item,rating,time", *rows[::2], *rows[1::3]]))
-    for words in (
-        ("train", "--data", data, "--method", "fednext", "--out", top / "run"),
-        ("export", top / "run", top / "bundle"),
-    ):
-        result = CliRunner().invoke(main, [str(word) for word in words])
-        assert result.exit_code == 0, result.output
-    yield fuzzing.Place(top, data, top / "run", top / "bundle")
+    kinds = {"run": "fednext", "counts": "popularity", "factors": "fedals", "network": "fedmf"}
+    for name, method in kinds.items():
+        run, user = top / name, ("--user", "1") if name == "network" else ()
+        for words in (
+            ("train", "--data", data, "--method", method, "--rounds", "2", "--out", run),
+            ("export", run, top / f"bundle-{name}", *user),
+        ):
+            result = CliRunner().invoke(main, [str(word) for word in words])
+            assert result.exit_code == 0, result.output
+    bundles = tuple(top / f"bundle-{name}" for name in kinds)
+    yield fuzzing.Place(top, data, top / "run", bundles)
     os.environ.pop("XDG_CACHE_HOME")
     if before is not None:
         os.environ["XDG_CACHE_HOME"] = before
@@ -156,7 +160,7 @@ def test_changed_runs(place, data, command):
 @given(data=st.data())
 def test_bundles(place, data):
     case = place.fresh()
-    manifest, model = data.draw(fuzzing.bundles(place.bundle))
+    manifest, model = data.draw(fuzzing.bundles(data.draw(st.sampled_from(place.bundles))))
     (case / "manifest.json").write_bytes(manifest)
     (case / "model.safetensors").write_bytes(model)
     judge_bundle(case)

@@ -131,14 +131,19 @@ def test_ranks_of_other_types_are_refused(run):
 # ------------------------------------------------------------------------------------- bundles
 
 
-def test_bundles_of_other_types_huge_numbers_and_infinite_scores_are_refused(run, tmp_path):
+@pytest.mark.parametrize("method", ["fednext", "popularity", "fedals", "fedmf"])
+def test_bundles_of_other_types_huge_numbers_and_infinite_scores_are_refused(method, run, tmp_path):
     out = tmp_path / "bundle"
-    exported = CliRunner().invoke(main, ["export", str(run), str(out)])
+    if method != "fednext":
+        data, run = run.parent / "data.csv", tmp_path / "run"
+        words = ["train", "--data", str(data), "--method", method, "--rounds", "2"]
+        assert CliRunner().invoke(main, [*words, "--out", str(run)]).exit_code == 0
+    user = ["--user", "1"] if method == "fedmf" else []
+    exported = CliRunner().invoke(main, ["export", str(run), str(out), *user])
     assert exported.exit_code == 0, exported.output
     sound = json.loads((out / MANIFEST).read_text())
     places = [(sound, key) for key in sound if key != "method"]
-    parts = [part for parts in sound.get("experts", {}).values() for part in parts]
-    places += [(part, key) for part in parts for key in part]
+    places += [(part, key) for part in sound.get("branches", []) for key in part]
     for place, key in places:
         before = place[key]
         for what, odd in {**ODD, "the largest number": 1e308, "a large number": 1e30}.items():

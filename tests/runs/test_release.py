@@ -59,7 +59,8 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_what_is_in_it(case, tmp_path):
     run = go(case, tmp_path / "run")
     found = files(release(Run.open(tmp_path / "run", run.data), tmp_path / "out"))
-    bundle = {"bundle/manifest.json", "bundle/model.safetensors"} if "pairs" in case else set()
+    bundled = case in ("central counts", "central factors", "central pairs")
+    bundle = {"bundle/manifest.json", "bundle/model.safetensors"} if bundled else set()
     assert found.keys() == bundle | {
         *("README.md", "manifest.json", "statement.txt", "statement.json", "account.json"),
         *("config.toml", "items.json", "model.safetensors", "model-card.md"),

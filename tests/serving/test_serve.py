@@ -158,9 +158,6 @@ def test_export_refuses(run, bundle, tmp_path):
         run.export(bundle)
     with pytest.raises(ConfigError, match="at least 1"):
         run.export(tmp_path / "b", neighbours=0)
-    other = hushrec.train(taste_world(), "popularity")
-    with pytest.raises(ConfigError, match="fedmix, fednext or fedease"):
-        other.export(tmp_path / "b")
 
 
 # ------------------------------------------------------------------ damaged and hostile bundles

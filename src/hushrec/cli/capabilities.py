@@ -22,7 +22,7 @@ from hushrec.federation.contract import Catalogue, Contract, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.setup import set_up, set_up_public
 from hushrec.methods.base import method_names
-from hushrec.serving.bundle import export
+from hushrec.serving.bundle import can_export, export
 from hushrec.serving.data import ServingData
 from hushrec.serving.model import Model
 from hushrec.streams import Streams
@@ -77,9 +77,11 @@ def _untrained(method: str | None) -> Model:
 
 
 def check_export(method: str | None) -> None:
-    """Check as `hushrec export` does."""
+    """Check as `hushrec export` does, for one user where scores need the user's own parameters."""
+    model = _untrained(method)
+    user = None if can_export(model.method) else model.data.users[0]
     with TemporaryDirectory() as folder:
-        export(_untrained(method), Path(folder) / "bundle")
+        export(model, Path(folder) / "bundle", user=user)
 
 
 def check_reasons(method: str | None) -> None:
@@ -109,7 +111,8 @@ COLUMNS: Mapping[str, Capability] = {
     ),
     "report": Capability("`hushrec report`: the results as one page", check_simulation),
     "export": Capability(
-        "`hushrec export`: a bundle that numpy alone serves on a device",
+        "`hushrec export`: a bundle that numpy alone serves on a device, of one user (`--user`) "
+        "where scores need the user's own parameters",
         check_export,
     ),
     "explain": Capability(

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 
 from hushrec.cli.options import COUNT, PATH, column_options, gather, json_option
-from hushrec.cli.serving import show_recommendations
+from hushrec.cli.serving import show_bundle, show_recommendations
 from hushrec.cli.terminal import show
 from hushrec.data.reading import read_interactions
 from hushrec.data.tables import Columns
 from hushrec.deployment.node.database import ImportCounts, NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
-from hushrec.deployment.node.training import recommend
+from hushrec.deployment.node.training import model_of, recommend
 from hushrec.errors import DataError
 from hushrec.federation.contract import Contract
 from hushrec.reporting.tables import facts_table
+from hushrec.serving.bundle import BundleForm, export
 
 store_argument = click.argument("store", metavar="NODE", type=PATH)
 
@@ -35,6 +37,7 @@ def node_commands() -> None:
     hushrec node add shop.node alice film-7 --value 5
     hushrec node status shop.node
     hushrec node recommend shop.node alice
+    hushrec node export shop.node alice bundle-of-alice
     hushrec node forget shop.node alice
     """
 
@@ -153,6 +156,31 @@ def recommend_command(store: Path, user: str, count: int, as_json: bool) -> None
     """
     with NodeDatabase.open(store) as node:
         show_recommendations(user, recommend(node, user, count), as_json)
+
+
+@node_commands.command("export")
+@store_argument
+@click.argument("user")
+@click.argument("bundle", metavar="DIR", type=PATH)
+@click.option("--precision", type=click.Choice(["half", "single"]), default="half")
+@click.option("--overwrite", is_flag=True, help="Replace the bundle in DIR.")
+@json_option
+def export_command(
+    store: Path, user: str, bundle: Path, precision: Any, overwrite: bool, as_json: bool
+) -> None:
+    """Write the bundle of a user of this node, for that user's device alone.
+
+    It holds the model of the last finished run, the user's private parameters and all interactions
+    of the user; `hushrec export` says more.
+
+    \b
+    hushrec node export shop.node alice bundle-of-alice
+    hushrec recommend bundle-of-alice --user alice
+    """
+    with NodeDatabase.open(store) as node:
+        model = model_of(node, user)
+    form: BundleForm = {"user": user, "precision": precision, "overwrite": overwrite}
+    show_bundle(export(model, bundle, **form), as_json)
 
 
 @node_commands.command("status")

@@ -172,12 +172,12 @@ def recommend_command(
     for name in ("out", "part", "qrels"):
         if getattr(target, name) is not None:
             raise ConfigError(f"--{name} goes with --all-users")
-    items, device = whom.items(), _device(folder)
+    device = _device(folder)
     if device is not None:
-        found = _from_bundle(folder, device, count, items, chosen)
+        found = _from_bundle(folder, device, count, whom, chosen)
         show_recommendations(whom.name, found, as_json)
         return
-    run = Run.open(folder)
+    run, items = Run.open(folder), whom.items()
     if (changes := run.data_changes()) is not None:
         echo_err(changes)
     if items:
@@ -227,15 +227,21 @@ def _device(folder: Path) -> Recommender | None:
 
 
 def _from_bundle(
-    folder: Path, device: Recommender, count: int, items: list[str] | None, chosen: Chosen
+    folder: Path, device: Recommender, count: int, whom: Whom, chosen: Chosen
 ) -> list[Suggestion]:
-    if items is None:
+    items = whom.items()
+    if device.user is None and items is None:
         raise ConfigError(
             f"{folder} knows no users: give a history with --history FILE, or add --new"
         )
+    if device.user is not None and (whom.new or whom.user not in (None, device.user)):
+        raise ConfigError(
+            f"{folder} is the bundle of one user, who is somebody else: give that user's id with "
+            "--user, or what they touched since with --history FILE"
+        )
     if chosen.where:
         raise ConfigError(f"{folder} has no item features: choose items with --only FILE")
-    for item in items:
+    for item in items or ():
         device.touch(item)
     options = chosen.options()
     only = options.get("only")
@@ -297,6 +303,12 @@ def similar_command(folder: Path, item: str, count: int, as_json: bool) -> None:
 @run_argument
 @click.argument("bundle", metavar="DIR", type=PATH)
 @click.option(
+    "--user",
+    metavar="ID",
+    help="Write the bundle of one user, with that user's history and own parameters, for that "
+    "user's device alone.",
+)
+@click.option(
     "--neighbours",
     type=COUNT,
     help="Weights kept per item and table, the largest ones.  [all in single precision; in half "
@@ -308,6 +320,7 @@ def similar_command(folder: Path, item: str, count: int, as_json: bool) -> None:
 def export_command(
     folder: Path,
     bundle: Path,
+    user: str | None,
     neighbours: int | None,
     precision: Any,
     overwrite: bool,
@@ -321,12 +334,38 @@ def export_command(
     python -c "from hushrec.serving.recommender import Recommender as R
     print(R.load('bundle', history=['1193', '661']).recommend(5))"
 
+    Methods that score with parameters of single users have bundles of single users. Such a bundle
+    is private to the user, and only the owner of its files can read them.
+
+    \b
+    hushrec export runs/pfedrec bundle-of-42 --user 42
+    hushrec recommend bundle-of-42 --user 42
+
     `hushrec/serving/recommender.py` imports nothing else of hushrec: copy it to the device.
     """
-    form: BundleForm = {"neighbours": neighbours, "precision": precision, "overwrite": overwrite}
-    path = Run.open(folder).export(bundle, **form)
-    sizes = file_sizes(path)
-    show(as_json, {"bundle": str(path), "bytes": sizes}, size_line(path, sizes))
+    form: BundleForm = {
+        "user": user,
+        "neighbours": neighbours,
+        "precision": precision,
+        "overwrite": overwrite,
+    }
+    show_bundle(Run.open(folder).export(bundle, **form), as_json)
+
+
+def show_bundle(path: Path, as_json: bool) -> None:
+    """Print the files of a bundle and, if it is that of one user, what it holds of the user."""
+    sizes, device = file_sizes(path), Recommender.load(path)
+    lines = [size_line(path, sizes)]
+    if device.user is not None:
+        own = "own parameters and " if device.fixed else ""
+        lines.append(
+            f"holds {own}{len(device.history)} items of user '{device.user}', for this user's "
+            "device alone"
+        )
+    if device.user is not None and device.fixed:
+        lines.append("scores stay as they are: items touched from now on are only left out")
+    facts = {"personal": device.user is not None, "fixed": device.fixed}
+    show(as_json, {"bundle": str(path), "bytes": sizes, **facts}, *lines)
 
 
 def file_sizes(folder: Path) -> dict[str, int]:

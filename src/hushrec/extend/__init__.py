@@ -14,8 +14,25 @@ from hushrec.evaluation.metrics import ListMetric, Metric, Ranks, expected_gain
 from hushrec.federation.backends import InProcess
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import EvaluationRecord, RoundRecord, TrainingResult
-from hushrec.methods.base import Fitted, Method, MethodConfig, Phase, Shared, Traits
-from hushrec.methods.statistics.experts import Expert, ExpertsConfig, Part
+from hushrec.methods.base import (
+    Exports,
+    ExportsUser,
+    Fitted,
+    Method,
+    MethodConfig,
+    Phase,
+    Shared,
+    Traits,
+)
+from hushrec.methods.forms import (
+    ItemCounts,
+    ItemFactors,
+    ItemNetworks,
+    ItemWeights,
+    Part,
+    RowNetwork,
+)
+from hushrec.methods.statistics.experts import Expert, ExpertsConfig
 from hushrec.privacy.accountant import Everybody, Gaussian, Grid, Pure, sensitivity
 from hushrec.privacy.noise import LocalMechanism
 from hushrec.privacy.protection import Mechanism, PrivacyTarget, Protection, Release
@@ -34,11 +51,17 @@ __all__ = [
     "Experiment",
     "Expert",
     "ExpertsConfig",
+    "Exports",
+    "ExportsUser",
     "Fitted",
     "Gaussian",
     "Grid",
     "InProcess",
     "Interactions",
+    "ItemCounts",
+    "ItemFactors",
+    "ItemNetworks",
+    "ItemWeights",
     "KeyedRows",
     "ListMetric",
     "LocalMechanism",
@@ -63,6 +86,7 @@ __all__ = [
     "Release",
     "Round",
     "RoundRecord",
+    "RowNetwork",
     "SecretRound",
     "Shared",
     "Steps",

@@ -29,6 +29,7 @@ from hushrec.aggregation import Total, Update, UploadShape
 from hushrec.config import Settings, find, names
 from hushrec.data.views import TrainView, chunks
 from hushrec.errors import ConfigError
+from hushrec.methods.forms import DeviceForm
 from hushrec.private import Private, PrivateFields, PrivateStore
 from hushrec.streams import Round, Streams
 
@@ -371,6 +372,31 @@ class Explains(ABC):
         ``private`` is what `Method.score` gets. ``items`` is [clients, items of a list]; -1 is no
         item.
         """
+
+
+class Exports(ABC):
+    """Devices compute the scores with numpy, from shared parameters and a history alone."""
+
+    @abstractmethod
+    def device_form(self, shared: Shared) -> DeviceForm:
+        """Return how a device scores; refuse options that devices cannot compute."""
+
+
+class ExportsUser(ABC):
+    """A user's device computes the user's scores with numpy, from the user's own parameters."""
+
+    @abstractmethod
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> DeviceForm:
+        """Return how the device of one user scores.
+
+        ``private`` is what `adapt` returned for the user's client, and ``history`` has this user
+        alone. The result holds parameters of this user and of nobody else.
+        """
+
+
+def of_one(private: Private) -> dict[str, Array]:
+    """Return the private arrays of a batch of one client, without the client axis."""
+    return {n: np.asarray(v)[0] for n, v in private.items() if isinstance(v, np.ndarray)}
 
 
 class NoisesGradients(ABC):

@@ -22,7 +22,7 @@ from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels.inner_product import fit_pooled
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import Fitted, Method, MethodConfig, Reason, Scores, Shared, Traits
 from hushrec.methods.shared.options import InnerProductConfig, Negatives
 from hushrec.private import PerClient, PerClientTable, Private, PrivateFields
@@ -40,7 +40,7 @@ def where(items: Ragged, kept: NDArray[np.bool_]) -> Ragged:
     return Ragged(np.concatenate([[0], np.cumsum(kept)])[items.indptr], items.values[kept])
 
 
-class Popularity(Method, base.ItemPopularity, base.Explains):
+class Popularity(Method, base.Explains, base.Exports, base.ItemPopularity):
     """Recommend what most users touched: the baseline to beat."""
 
     name = "popularity"
@@ -76,6 +76,10 @@ class Popularity(Method, base.ItemPopularity, base.Explains):
         """Return the counts."""
         return np.asarray(shared["counts"])
 
+    def device_form(self, shared: Shared) -> forms.ItemCounts:
+        """Return the counts."""
+        return forms.ItemCounts(shared["counts"])
+
 
 HAD_BEFORE = Reason("had before")
 
@@ -87,8 +91,7 @@ class PersonalFrequency(Popularity):
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score by the user's own count; popularity, below one, decides between equal counts."""
-        counts = shared["counts"]
-        scores = np.tile(counts / (counts.max(initial=0) + np.float32(1)), (len(history), 1))
+        scores = np.tile(self._below_one(shared), (len(history), 1))
         past = history.positives
         np.add.at(scores, (np.repeat(np.arange(len(past)), past.lengths), past.values), 1)
         return scores
@@ -103,6 +106,14 @@ class PersonalFrequency(Popularity):
             [HAD_BEFORE if item in mine else reason for item, reason in zip(*row, strict=True)]
             for mine, *row in zip(own, items.tolist(), popular, strict=True)
         ]
+
+    def _below_one(self, shared: Shared) -> Scores:
+        counts = shared["counts"]
+        return np.asarray(counts / (counts.max(initial=0) + np.float32(1)))
+
+    def device_form(self, shared: Shared) -> forms.ItemCounts:
+        """Return popularity, to which every occurrence of an item adds one."""
+        return forms.ItemCounts(self._below_one(shared), own=1.0)
 
 
 class SharesNothing(Method):
@@ -124,7 +135,7 @@ class NegativeCounterConfig(MethodConfig):
     """Drawn per positive and round."""
 
 
-class NegativeCounter(SharesNothing):
+class NegativeCounter(SharesNothing, base.ExportsUser):
     """Rank the items that were drawn least often as negatives."""
 
     name = "negative-counter"
@@ -153,8 +164,12 @@ class NegativeCounter(SharesNothing):
         """Score by how rarely an item was drawn."""
         return -np.asarray(private["drawn"])
 
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> forms.ItemCounts:
+        """Return the user's counts."""
+        return forms.ItemCounts(-np.asarray(private["drawn"])[0])
 
-class LocalOnly(SharesNothing):
+
+class LocalOnly(SharesNothing, base.ExportsUser):
     """A private item table and score function on every device; nothing is uploaded."""
 
     name = "local-only"
@@ -184,6 +199,11 @@ class LocalOnly(SharesNothing):
         tables, vectors = np.asarray(private["table"]), np.asarray(private["vector"])
         return training.score_inner_product(tables, vectors, np.asarray(private["bias"]))
 
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> forms.ItemNetworks:
+        """Return the own table and score function."""
+        own = base.of_one(private)
+        return forms.ItemNetworks([forms.RowNetwork.of(own["table"], own)])
+
 
 class CentralMFConfig(MethodConfig):
     """Options of centralised matrix factorisation; a round is one epoch."""
@@ -200,7 +220,7 @@ class CentralMFConfig(MethodConfig):
     """Standard deviation of the initial vectors and rows."""
 
 
-class CentralMF(Method, base.Tunable):
+class CentralMF(Method, base.ExportsUser, base.Tunable):
     """Matrix factorisation on pooled data."""
 
     name = "central-mf"
@@ -243,3 +263,7 @@ class CentralMF(Method, base.Tunable):
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score by the inner product."""
         return training.score_inner_product(shared["items"], np.asarray(private["vector"]))
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> forms.ItemNetworks:
+        """Return the item table and the user's vector."""
+        return forms.ItemNetworks([forms.RowNetwork.of(shared["items"], base.of_one(private))])

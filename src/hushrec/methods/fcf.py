@@ -26,6 +26,7 @@ from hushrec.data.views import Ragged, TrainView
 from hushrec.methods.base import (
     Array,
     Explains,
+    Exports,
     Fitted,
     Method,
     MethodConfig,
@@ -34,6 +35,7 @@ from hushrec.methods.base import (
     Shared,
 )
 from hushrec.methods.baselines import distinct_items, where
+from hushrec.methods.forms import ItemFactors
 from hushrec.methods.statistics.pair_weights import gram, solve_users, solved_reasons
 from hushrec.private import Private
 from hushrec.streams import Round, Streams
@@ -64,7 +66,7 @@ class FCFConfig(MethodConfig):
     """Training rows with a value above this are positives, others are ignored.  [all positive]"""
 
 
-class FCF(Method, Explains):
+class FCF(Method, Explains, Exports):
     """Federated implicit MF: devices solve for user vectors, the server updates item vectors."""
 
     name = "fcf"
@@ -123,6 +125,17 @@ class FCF(Method, Explains):
         table, liked = shared["items"], self.liked(history)
         return solved_reasons(
             table, gram(table) / self.config.alpha, liked, items, self._ridge(liked)
+        )
+
+    def device_form(self, shared: Shared) -> ItemFactors:
+        """Return the item vectors and the system of `vectors`; items of a history are positives."""
+        config = self.config
+        return ItemFactors(
+            shared["items"],
+            ridge=config.ridge / config.alpha,
+            unseen=1 / config.alpha,
+            factor=(1 + config.alpha) / config.alpha,
+            reads_values=config.positive_above is not None,
         )
 
     def liked(self, view: TrainView) -> Ragged:

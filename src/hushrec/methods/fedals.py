@@ -45,7 +45,7 @@ from hushrec.data.views import Ragged, TrainView
 from hushrec.io import require_memory
 from hushrec.kernels.jit import njit
 from hushrec.kernels.ragged import recent_vectors
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import Array, Fitted, Method, MethodConfig, Phase, Reason, Scores, Shared
 from hushrec.methods.baselines import distinct_items
 from hushrec.methods.shared.denoising import find_head, head_phase, only
@@ -78,7 +78,7 @@ class PrivateFedALSConfig(MethodConfig):
     """What an item in the head costs; a lower price makes the head larger (`shared.denoising`)."""
 
 
-class PrivateFedALS(Method, base.Explains):
+class PrivateFedALS(Method, base.Explains, base.Exports):
     """The power iteration over devices, on the items that are seen through the noise."""
 
     name = "fedals"
@@ -156,6 +156,13 @@ class PrivateFedALS(Method, base.Explains):
             out.append([r if i >= 0 else Reason() for r, i in zip(found, listed, strict=True)])
         return out
 
+    def device_form(self, shared: Shared) -> forms.ItemFactors:
+        """Return the item vectors and how the last items of the head are summed."""
+        recency, recent = self.config.recency, self.config.recent
+        return forms.ItemFactors(
+            shared["items"], known=shared["head"], recency=recency, recent=recent
+        )
+
 
 def orthonormal(items: Array, head: NDArray[np.bool_]) -> Array:
     """Return an orthonormal basis of the head's columns, 0 outside the head."""
@@ -184,7 +191,7 @@ class FedALSConfig(MethodConfig):
     """Standard deviation of the item vectors before training, over sqrt(d)."""
 
 
-class FedALS(Method, base.Tunable, base.Explains):
+class FedALS(Method, base.Explains, base.Exports, base.Tunable):
     """Implicit ALS: users solve on their devices, items from summed statistics."""
 
     name = "fedals"
@@ -244,6 +251,13 @@ class FedALS(Method, base.Tunable, base.Explains):
         table, touched = shared["items"], distinct_items(history.positives)
         everything, ridge = self._system(table, touched)
         return solved_reasons(table, everything, touched, items, ridge)
+
+    def device_form(self, shared: Shared) -> forms.ItemFactors:
+        """Return the item vectors and the system of `vectors`."""
+        config = self.config
+        return forms.ItemFactors(
+            shared["items"], ridge=config.ridge, unseen=config.unseen, frequency=config.frequency
+        )
 
     def vectors(self, items: Array, touched: Ragged) -> Array:
         """Solve for the vectors of clients that touched these items."""

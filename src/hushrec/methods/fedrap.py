@@ -40,7 +40,7 @@ from hushrec.config import Count, Share
 from hushrec.data.views import TrainView
 from hushrec.kernels import ragged
 from hushrec.kernels.inner_product import Additive
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import Array, Between, Fitted, OneOf, Reason, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import SampledConfig
 from hushrec.private import PerClient, PerClientTable, Private, PrivateFields
@@ -97,7 +97,13 @@ class FedRAPConfig(SampledConfig):
 
 
 class FedRAP(
-    base.Method, base.Tunable, base.OwnTable, base.ItemTables, base.ModelFacts, base.Explains
+    base.Method,
+    base.Explains,
+    base.ExportsUser,
+    base.ItemTables,
+    base.ModelFacts,
+    base.OwnTable,
+    base.Tunable,
 ):
     """A shared sparse item table plus a private one, with a private user vector."""
 
@@ -238,6 +244,11 @@ class FedRAP(
         (personal,) = np.asarray(private["personal"]) * np.asarray(private["scale"])[:, None, None]
         common = shared["common"]
         return {"common": common, "personal": personal, "added": common + personal}
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> forms.ItemNetworks:
+        """Return the sum of both tables, with the own vector and bias."""
+        table = self.item_tables(shared, private)["added"]
+        return forms.ItemNetworks([forms.RowNetwork.of(table, base.of_one(private))])
 
     def facts(self, shared: Shared) -> Mapping[str, float]:
         """Return the sparsity of C."""

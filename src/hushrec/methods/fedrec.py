@@ -28,13 +28,16 @@ from hushrec.kernels.draws import DeviceSamples
 from hushrec.methods.base import (
     PRODUCT,
     Array,
+    ExportsUser,
     Fitted,
     Method,
     MethodConfig,
     Scores,
     Shared,
     Traits,
+    of_one,
 )
+from hushrec.methods.forms import ItemNetworks, RowNetwork
 from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training.samples import draw_device_samples, score_inner_product
@@ -64,7 +67,7 @@ class FedRecConfig(MethodConfig):
     """Standard deviation of the initial vectors."""
 
 
-class FedRec(Method):
+class FedRec(Method, ExportsUser):
     """Federated rating prediction with virtual ratings of unrated items."""
 
     name = "fedrec"
@@ -135,6 +138,10 @@ class FedRec(Method):
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Predict the residual ratings; a user's mean does not change the order of its items."""
         return score_inner_product(shared["items"], np.asarray(private["vector"]))
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> ItemNetworks:
+        """Return the item table and the user's vector."""
+        return ItemNetworks([RowNetwork.of(shared["items"], of_one(private))])
 
 
 def mean_ratings(view: TrainView) -> Array:

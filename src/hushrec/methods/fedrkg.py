@@ -43,7 +43,7 @@ from hushrec.config import Count, Share, Width
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels.row_networks import fit_gates, fused_tables, open_gates
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import Array, Fitted, MethodConfig, Scores, Shared
 from hushrec.methods.shared.options import SEARCH, InnerProductConfig, networks
 from hushrec.private import PerClient, PerClientTable, Private, PrivateFields
@@ -84,7 +84,14 @@ class FedRKGConfig(InnerProductConfig):
     """Factor on the rates of vector and table after each round."""
 
 
-class FedRKG(base.Method, base.Tunable, base.OwnTable, base.Guided, base.NoisesGradients):
+class FedRKG(
+    base.Method,
+    base.ExportsUser,
+    base.Guided,
+    base.NoisesGradients,
+    base.OwnTable,
+    base.Tunable,
+):
     """Private item tables that are mixed with their mean every ``interval`` rounds."""
 
     name = "fedrkg"
@@ -295,6 +302,12 @@ class FedRKG(base.Method, base.Tunable, base.OwnTable, base.Guided, base.NoisesG
             return np.asarray(networks().score_row_networks(_network(private), table))
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         return training.score_inner_product(table, vectors, biases)
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> forms.ItemNetworks:
+        """Return the own table, or the global one, with the own vector, bias and network."""
+        own = base.of_one(private)
+        table = shared["guidance"] if self.global_only else own["table"]
+        return forms.ItemNetworks([forms.RowNetwork.of(table, own)])
 
     def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
         """Replace private tables by the last guidance table."""

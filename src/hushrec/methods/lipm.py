@@ -49,7 +49,7 @@ from hushrec.aggregation import OWN_WEIGHT, ClientRows, Total, Update
 from hushrec.config import Count, Share, Width
 from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels.ragged import add_scattered
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import Array, Between, Fitted, OneOf, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import PerceptronConfig
 from hushrec.private import PerClient, PerClientRows, Private, PrivateFields, rows_in
@@ -126,7 +126,7 @@ class LIPMConfig(PerceptronConfig):
         return self
 
 
-class LIPM(base.Method, base.Tunable):
+class LIPM(base.Method, base.ExportsUser, base.Tunable):
     """An MLP recommender of silos, aggregated with weights from local interests."""
 
     name = "lipm"
@@ -331,6 +331,20 @@ class LIPM(base.Method, base.Tunable):
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the newest network plus the client's last change by fine-tuning."""
+        network, table_of, users, interests = self._served(shared, private, history)
+        return score_silos(self.perceptron, network, table_of, users, history, interests)
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> forms.ItemNetworks:
+        """Return the client's network with the user's embedding and interest."""
+        network, table_of, users, interests = self._served(shared, private, history)
+        own = (users[0],) if interests is None else (users[0], interests[0])
+        layers = self.perceptron.layers_of(network[0], *own)
+        return forms.ItemNetworks([forms.RowNetwork(table_of(0), layers)])
+
+    def _served(
+        self, shared: Shared, private: Private, history: TrainView
+    ) -> tuple[Array, Callable[[int], Array], Array, Array | None]:
+        """Return networks, item tables, user embeddings and interests that clients score with."""
         shares = self._shares(shared, private, history)
         network = mixed_networks(shared["network"], shares, len(history.clients))
         if self.tunes:
@@ -341,8 +355,7 @@ class LIPM(base.Method, base.Tunable):
         def table_of(client: int) -> Array:
             return mixed_rows(shared["items"], shares, every, np.full_like(every, client))
 
-        users = user_rows(private, "users", history)
-        return score_silos(self.perceptron, network, table_of, users, history, interests)
+        return network, table_of, user_rows(private, "users", history), interests
 
 
 def initial_model(

@@ -22,8 +22,18 @@ from hushrec.config import Count, Width
 from hushrec.data.views import TrainView
 from hushrec.io import require_memory
 from hushrec.kernels.row_networks import NeuMFModel, fit_neumf
-from hushrec.methods.base import NETWORK, Between, Fitted, Scores, SearchSpace, Shared, Traits
+from hushrec.methods.base import (
+    NETWORK,
+    Between,
+    Fitted,
+    Scores,
+    SearchSpace,
+    Shared,
+    Traits,
+    of_one,
+)
 from hushrec.methods.baselines import CentralMF, CentralMFConfig
+from hushrec.methods.forms import ItemNetworks, RowNetwork
 from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
@@ -125,3 +135,14 @@ class NeuMF(CentralMF):
                 both = torch.cat([user[..., :d] * items[..., :d], torch.relu(mlp)], -1)
                 scores[c] = (both @ weight[0] + bias)[0, :, 0].numpy()
         return scores
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> ItemNetworks:
+        """Return the branches as a sum: the output layer, which is linear, ends each of them."""
+        d, items, vector = self.config.d, shared["items"], of_one(private)["vector"]
+        final, layers = shared["final/weight"], {n: a for n, a in shared.items() if "layer" in n}
+        top = f"layer{len(self.config.hidden)}"
+        layers |= {f"{top}/weight": final[d:], f"{top}/bias": shared["final/bias"]}
+        products = RowNetwork.of(items[:, :d], {"vector": vector[:d] * final[:d, 0]})
+        return ItemNetworks(
+            [products, RowNetwork.of(items[:, d:], {"vector": vector[d:], **layers})]
+        )

@@ -24,7 +24,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Count
 from hushrec.data.views import TrainView
-from hushrec.methods.base import NETWORK, Array, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.base import NETWORK, Array, ExportsUser, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.forms import ItemNetworks, RowNetwork
 from hushrec.methods.lipm import initial_model, score_silos, user_rows
 from hushrec.methods.shared.options import PerceptronConfig
 from hushrec.private import PerClient, PerClientRows, Private, PrivateFields, rows_in
@@ -51,7 +52,7 @@ class PFedMeConfig(PerceptronConfig):
     """Share of the distance by which the server moves w towards the mean (beta)."""
 
 
-class PFedMe(Method):
+class PFedMe(Method, ExportsUser):
     """A personal model per client, kept near a shared model by a Moreau envelope."""
 
     name = "pfedme"
@@ -116,12 +117,22 @@ class PFedMe(Method):
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the client's own model."""
-        rows, networks = rows_in(private, "rows"), np.asarray(private["network"])
+        networks, users = np.asarray(private["network"]), user_rows(private, "users", history)
 
         def table_of(client: int) -> Array:
-            own, table = slice(*rows.indptr[client : client + 2]), shared["items"].copy()
-            table[rows.ids[own]] = rows.rows[own]
-            return table
+            return self._table_of(shared, private, client)
 
-        users = user_rows(private, "users", history)
         return score_silos(self.perceptron, networks, table_of, users, history)
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> ItemNetworks:
+        """Return the client's own model with the user's embedding."""
+        (network,), (user,) = np.asarray(private["network"]), user_rows(private, "users", history)
+        table, layers = self._table_of(shared, private, 0), self.perceptron.layers_of(network, user)
+        return ItemNetworks([RowNetwork(table, layers)])
+
+    def _table_of(self, shared: Shared, private: Private, client: int) -> Array:
+        """Return a client's own item rows in the table of w."""
+        rows, table = rows_in(private, "rows"), shared["items"].copy()
+        own = slice(*rows.indptr[client : client + 2])
+        table[rows.ids[own]] = rows.rows[own]
+        return table

@@ -41,7 +41,8 @@ from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels.draws import DeviceSamples
 from hushrec.kernels.feature_networks import ProximalDescent
-from hushrec.methods.base import NETWORK, Array, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.base import NETWORK, Array, ExportsUser, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.forms import ItemNetworks, RowNetwork
 from hushrec.methods.shared.denoising import COUNTS, count_items
 from hushrec.methods.shared.options import FeatureNetworkConfig
 from hushrec.private import Private
@@ -77,7 +78,7 @@ class PrivRecConfig(FeatureNetworkConfig):
         return self
 
 
-class PrivRec(Method):
+class PrivRec(Method, ExportsUser):
     """A meta-learned network over features that a device adapts in a few steps."""
 
     name = "privrec"
@@ -139,6 +140,11 @@ class PrivRec(Method):
                 logits = network.logits(params, users[clients][:, None], items)
                 scores[clients[:real]] = logits.numpy()[:real, inverse.reshape(-1)]
         return scores
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> ItemNetworks:
+        """Return the features of all items, and the user's copy with the user's features."""
+        (theta,), (users, items) = thetas_of(shared, private, 1), self.inputs(shared, history)
+        return ItemNetworks([RowNetwork(items, self.network(history).layers_of(theta, users[0]))])
 
     def _trained(
         self, shared: Shared, view: TrainView, epochs: int, lr: float, now: Round

@@ -31,7 +31,8 @@ from hushrec.data.views import TrainView
 from hushrec.kernels.draws import DeviceSamples
 from hushrec.kernels.feature_networks import ProximalDescent
 from hushrec.kernels.ragged import put_rows
-from hushrec.methods.base import NETWORK, Array, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.base import NETWORK, Array, ExportsUser, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.forms import ItemNetworks, RowNetwork
 from hushrec.methods.privrec import BATCH_INTERACTIONS, PrivRec, PrivRecConfig, thetas_of
 from hushrec.methods.shared.options import FeatureNetworkConfig
 from hushrec.private import Private
@@ -119,7 +120,7 @@ class FOFLSelfConfig(FeatureNetworkConfig):
     """``server_rate`` of item rows; only a few clients of a cohort touch a row."""
 
 
-class FOFLSelf(Method):
+class FOFLSelf(Method, ExportsUser):
     """Reptile with item ids: a shared item table and network that devices adapt."""
 
     name = "fofl-self"
@@ -176,6 +177,15 @@ class FOFLSelf(Method):
                 logits = network.logits(params, itself, torch.from_numpy(items))
                 scores[clients[:real]] = logits.numpy()[:real]
         return scores
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> ItemNetworks:
+        """Return the user's copy of the item table and of the network."""
+        (theta,), own, items = thetas_of(shared, private, 1), private.get("items"), shared["items"]
+        if isinstance(own, ClientRows):
+            items = items.copy()
+            items[own.ids] = own.rows
+        itself = np.ones(1, np.float32)
+        return ItemNetworks([RowNetwork(items, self._network().layers_of(theta, itself))])
 
     def _network(self) -> FeatureNetwork:
         """Return a network with the user vector as one user field, and items as numeric rows."""

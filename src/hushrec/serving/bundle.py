@@ -1,26 +1,42 @@
-"""Bundles: a shared model in the form that `hushrec.serving.recommender` serves on a device.
+"""Bundles: a model in the form that `hushrec.serving.recommender` serves on a device.
 
-A bundle holds the shared parameters, in half precision by default, the catalogue and the scoring
-options. It holds no user data.
+A bundle holds the parameters that scores need, in half precision by default, the catalogue and the
+scoring options (docs/devices.md has the format). The bundle of a model that scores from shared
+parameters and a history holds no user data. The bundle of one user holds that user's history and,
+where scores need them, that user's own parameters, and nothing of other users.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from safetensors.numpy import save
 
+from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError, RunError, refuse_unknown
 from hushrec.io.codec import Array
-from hushrec.io.files import atomic_folder, checked_path, remove, require_empty, writing
-from hushrec.methods.base import Method, Shared
-from hushrec.methods.statistics.fedmix import FedMix
-from hushrec.methods.statistics.pair_weights import ItemPairs
+from hushrec.io.files import (
+    atomic_folder,
+    checked_path,
+    remove,
+    require_empty,
+    write_bytes,
+    writing,
+)
+from hushrec.methods.base import Exports, ExportsUser, Method
+from hushrec.methods.forms import (
+    DeviceForm,
+    Ensemble,
+    ItemCounts,
+    ItemFactors,
+    ItemNetworks,
+    ItemWeights,
+)
 from hushrec.serving.model import Model
 from hushrec.serving.recommender import FORMAT, MANIFEST, MODEL
 
@@ -30,13 +46,16 @@ ML-1M model stays below 20 MB."""
 
 
 def can_export(method: Method) -> bool:
-    """Return whether models of a method can be exported."""
-    return isinstance(method, (ItemPairs, FedMix))
+    """Return whether models of a method are exported without a user, for any history."""
+    return isinstance(method, Exports)
 
 
 class BundleForm(TypedDict, total=False):
     """Options of a bundle."""
 
+    user: str | int | None
+    """Id of the user whose bundle it is, with that user's history and own parameters; None for a
+    bundle that serves any history."""
     neighbours: int | None
     """Largest weights kept per item and table; None for the default of the precision."""
     precision: Literal["half", "single"]
@@ -48,12 +67,10 @@ def export(model: Model, path: str | Path, **options: Unpack[BundleForm]) -> Pat
     """Write a model as a bundle; each item keeps its ``neighbours`` largest weights.
 
     By default single precision keeps all weights, and the scores are those of the model: bit by bit
-    for item pairs, up to rounding for a mixture. Half precision keeps as many as suit a device.
+    for item pairs and counts, up to rounding for others. Half precision keeps as many as suit a
+    device. The bundle of one ``user`` can be read by its owner only.
     """
     refuse_unknown("export", options, BundleForm.__annotations__)
-    neighbours, precision = options.get("neighbours"), options.get("precision", "half")
-    if neighbours is not None and neighbours < 1:
-        raise ConfigError(f"neighbours = {neighbours}: must be at least 1")
     folder = checked_path(path)
     replaces = folder.is_dir() and {file.name for file in folder.iterdir()} == {MODEL, MANIFEST}
     if replaces and not options.get("overwrite", False):
@@ -61,39 +78,15 @@ def export(model: Model, path: str | Path, **options: Unpack[BundleForm]) -> Pat
         raise RunError(f"{why} overwrite=True", command=f"{why} --overwrite")
     if not replaces:
         require_empty(folder)
-    method, form = model.method, _Form(neighbours, halved=precision == "half")
-    if neighbours is None and form.halved:
-        form.neighbours = MIXTURE_KEPT if isinstance(method, FedMix) else PAIRS_KEPT
-    if isinstance(method, FedMix):
-        header = _mixture(method, model.shared, form)
-    elif isinstance(method, ItemPairs):
-        header = _pairs(method, model.shared, form)
-    else:
-        raise ConfigError(
-            f"a bundle holds a mixture or item-to-item weights, which {method.name} does not have; "
-            "use fedmix, fednext or fedease"
-        )
-    data, popularity = model.data, model.popularity
-    if popularity is not None:
-        form.put("popularity", popularity)
-    content = save(form.tensors)
-    manifest = {
-        "format": FORMAT,
-        "method": method.name,
-        **header,
-        "popular": popularity is not None,
-        "repeats": data.repeats,
-        "model_bytes": len(content),
-        "model_sha256": hashlib.sha256(content).hexdigest(),
-        "items": [str(item) for item in data.items],
-        "titles": [data.title(number) for number in range(len(data.items))],
-    }
+    user, precision = options.get("user"), options.get("precision", "half")
+    manifest, content = contents(model, user, options.get("neighbours"), precision)
+    text, secret = json.dumps(manifest, ensure_ascii=False, indent=1), user is not None
     new, old = (folder.with_name(f".{folder.name}.{mark}") for mark in ("new", "replaced"))
     if replaces:
         remove(new)
-    with atomic_folder(new if replaces else folder) as fresh:
-        (fresh / MODEL).write_bytes(content)
-        (fresh / MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False, indent=1), "utf-8")
+    with atomic_folder(new if replaces else folder, secret=secret) as fresh:
+        write_bytes(fresh / MODEL, content, secret=secret)
+        write_bytes(fresh / MANIFEST, text.encode(), secret=secret)
     if replaces:
         with writing(folder):
             remove(old)
@@ -101,6 +94,93 @@ def export(model: Model, path: str | Path, **options: Unpack[BundleForm]) -> Pat
             new.rename(folder)
         remove(old)
     return folder
+
+
+class BundleContents(NamedTuple):
+    """What the two files of a bundle hold."""
+
+    manifest: dict[str, Any]
+    model: bytes
+
+
+def contents(
+    model: Model,
+    user: str | int | None = None,
+    neighbours: int | None = None,
+    precision: Literal["half", "single"] = "half",
+) -> BundleContents:
+    """Return the manifest and the arrays of a bundle."""
+    if neighbours is not None and neighbours < 1:
+        raise ConfigError(f"neighbours = {neighbours}: must be at least 1")
+    described, history = _described(model, user)
+    form = _Form(neighbours, halved=precision == "half")
+    if neighbours is None and form.halved:
+        form.neighbours = MIXTURE_KEPT if isinstance(described, Ensemble) else PAIRS_KEPT
+    header = _header(described, form)
+    data, popularity, personal = model.data, model.popularity, {}
+    if history is not None:
+        form.tensors["history"] = history.positives.values.astype(np.int32)
+        personal = {"user": str(user)}
+        # The popular items are for somebody without a history.
+        if not model.without_history(history).any():
+            popularity = None
+    if popularity is not None:
+        form.put("popularity", popularity)
+    content = save(form.tensors)
+    fixed = isinstance(described, ItemNetworks)
+    if isinstance(described, ItemCounts):
+        fixed = described.own == 0
+    manifest = {
+        "format": FORMAT,
+        "method": model.method.name,
+        **header,
+        "personal": history is not None,
+        **personal,
+        "scores": "fixed" if fixed else "from history",
+        "popular": popularity is not None,
+        "repeats": data.repeats,
+        "model_bytes": len(content),
+        "model_sha256": hashlib.sha256(content).hexdigest(),
+        "items": [str(item) for item in data.items],
+        "titles": [data.title(number) for number in range(len(data.items))],
+    }
+    return BundleContents(manifest, content)
+
+
+def _described(model: Model, user: str | int | None) -> tuple[DeviceForm, TrainView | None]:
+    """Return how a device scores, and the history of its user, if it is the device of one."""
+    method, shared = model.method, model.method.serving(model.shared)
+    if not isinstance(method, Exports | ExportsUser):
+        raise ConfigError(
+            f"{method.name} has no form for devices: a method that inherits Exports or ExportsUser "
+            "says how a device scores"
+        )
+    if user is None:
+        if isinstance(method, Exports):
+            return method.device_form(shared), None
+        why = f"{method.name} scores with parameters of single users: export the bundle of one user"
+        raise ConfigError(f"{why} with user=…", command=f"{why} with --user ID")
+    if str(user) not in model.data.user_index:
+        raise ConfigError(f"user '{user}' is unknown to this model: only its users have bundles")
+    users = model.indices([user])
+    history, holders = model.data.history(users), model.data.holders
+    if not isinstance(method, Exports):
+        if holders is None or not method.traits.silos:
+            return method.user_form(shared, model.private_of(users), history), history
+        silo = model.private.read(model.data.client_index[users])
+        history = replace(history, holders=holders[users])
+        return method.user_form(shared, silo, history), history
+    described = method.device_form(shared)
+    missing = None
+    if isinstance(described, ItemFactors) and described.reads_values:
+        missing = "ratings"
+    elif isinstance(described, Ensemble) and model.data.repeats:
+        missing = "baskets"
+    if missing is not None:
+        why = f"{method.name} reads the {missing} of a history, which a bundle does not hold"
+        then = "export the bundle for all, and give it histories on the devices"
+        raise ConfigError(f"{why}: leave out user, {then}", command=f"{why}: omit --user, {then}")
+    return described, history
 
 
 @dataclass
@@ -130,42 +210,87 @@ class _Form:
         self.put(f"{name}weights", weights / np.float32(scale))
         return scale
 
+    def put_rows(self, name: str, rows: Array) -> float:
+        """Add item rows [items, d]; return the scale that they are divided by, as of tables."""
+        scale = float(np.float32(max(np.abs(rows).max(initial=0), 1e-30))) if self.halved else 1.0
+        self.put(name, rows / scale)
+        return scale
 
-def _pairs(method: ItemPairs, shared: Shared, form: _Form) -> dict[str, Any]:
-    form.put("shares", shared["shares"])
-    # Under noise only items of the head have weights, and only they count in a history.
-    known = shared.get("head", np.ones(len(shared["shares"]), np.bool_))
-    form.tensors["known"] = known.astype(np.uint8)
+    def put_exact(self, name: str, array: Array) -> None:
+        """Add a small array in single precision."""
+        self.tensors[name] = np.ascontiguousarray(array, np.float32)
+
+
+def _header(described: DeviceForm, form: _Form) -> dict[str, Any]:
+    """Add the tensors of a form; return its keys of the manifest."""
+    if isinstance(described, ItemWeights):
+        header = _pairs(described, form)
+    elif isinstance(described, Ensemble):
+        header = _mixture(described, form)
+    elif isinstance(described, ItemCounts):
+        form.put("scores", described.scores)
+        header = {"model": "counts", "own": float(described.own)}
+    elif isinstance(described, ItemFactors):
+        header = _factors(described, form)
+    else:
+        header = _networks(described, form)
+    for name, array in form.tensors.items():
+        if not np.isfinite(array).all():
+            raise ConfigError(
+                f"the model cannot be exported: '{name}' has numbers that are NaN or infinite"
+            )
+    return header
+
+
+def _pairs(pairs: ItemWeights, form: _Form) -> dict[str, Any]:
+    form.put("shares", pairs.shares)
+    form.tensors["known"] = pairs.known.astype(np.uint8)
     return {
         "model": "pairs",
-        "because": method.because,
-        "recency": float(shared["scalars"][0]),
-        "recent": method.config.recent,
-        "popularity": float(shared["scalars"][1]),
-        "scale": form.put_table("", shared["neighbours"], shared["weights"]),
+        "because": pairs.because,
+        "recency": pairs.recency,
+        "recent": pairs.recent,
+        "popularity": pairs.popularity,
+        "scale": form.put_table("", pairs.neighbours, pairs.weights),
     }
 
 
-def _mixture(method: FedMix, shared: Shared, form: _Form) -> dict[str, Any]:
+def _mixture(mixture: Ensemble, form: _Form) -> dict[str, Any]:
     experts: dict[str, list[dict[str, Any]]] = {}
-    for expert, model in method.active(shared):
-        parts = expert.parts(model)
-        if parts is None:
-            raise ConfigError(f"expert '{expert.name}' cannot be exported: it has no Expert.parts")
-        experts[expert.name] = []
+    for expert, (words, parts) in mixture.experts.items():
+        experts[expert] = []
         for number, part in enumerate(parts):
-            arrays, name = dict(part.arrays), f"{expert.name}/{number}/"
-            words = expert.because or expert.name
+            arrays, name = dict(part.arrays), f"{expert}/{number}/"
             entry = {"kind": part.kind, "because": words, **part.options}
             if part.kind == "lags":
                 table = arrays.pop("neighbours"), arrays.pop("weights")
                 entry["scale"] = form.put_table(name, *table)
             for key, array in arrays.items():
                 form.put(name + key, array)
-            experts[expert.name].append(entry)
-    weights, (center, scale, network, hidden, best) = method.network(shared)
-    form.put("mixture/weights", weights / scale[:-1])
-    for key, array in (("center", center), ("scale", scale), ("network", network)):
-        form.put(f"mixture/{key}", array)
-    reranked = best if method.reranks(shared) else 0
+            experts[expert].append(entry)
+    form.put("mixture/weights", mixture.weights / mixture.scale[:-1])
+    for key in ("center", "scale", "network"):
+        form.put(f"mixture/{key}", getattr(mixture, key))
+    reranked, hidden = mixture.reranked, mixture.hidden
     return {"model": "mixture", "experts": experts, "reranked": reranked, "hidden": hidden}
+
+
+def _factors(factors: ItemFactors, form: _Form) -> dict[str, Any]:
+    header = {"model": "factors", "scale": form.put_rows("items", factors.items)}
+    if factors.ridge is not None:
+        names = ("ridge", "unseen", "frequency", "factor")
+        return {**header, "vector": "solved", **{n: float(getattr(factors, n)) for n in names}}
+    known = np.ones(len(factors.items)) if factors.known is None else factors.known
+    form.tensors["known"] = known.astype(np.uint8)
+    return {**header, "vector": "sum", "recency": factors.recency, "recent": factors.recent}
+
+
+def _networks(networks: ItemNetworks, form: _Form) -> dict[str, Any]:
+    branches = []
+    for number, branch in enumerate(networks.branches):
+        branches.append({"scale": form.put_rows(f"{number}/rows", branch.rows)})
+        for layer, (weight, bias) in enumerate(branch.layers):
+            form.put_exact(f"{number}/{layer}/weight", weight)
+            form.put_exact(f"{number}/{layer}/bias", bias)
+        branches[-1]["layers"] = len(branch.layers)
+    return {"model": "network", "branches": branches}

@@ -334,7 +334,7 @@ class Model(Recommends):
         if isinstance(self.method, Explains) and self.method.unexplained is None:
             found = self.method.contributions(self.shared, private(), history, items)
         popular = [POPULAR] * items.shape[1]
-        without = self._without_history(history).tolist()
+        without = self.without_history(history).tolist()
         return [popular if none else mine for none, mine in zip(without, found, strict=True)]
 
     def _because(self, reason: Reason) -> str:
@@ -353,7 +353,7 @@ class Model(Recommends):
             found = self.method.item_popularity(self.shared)
         return self.data.popularity() if found is None and not self.promises else found
 
-    def _without_history(self, history: TrainView) -> NDArray[np.bool_]:
+    def without_history(self, history: TrainView) -> NDArray[np.bool_]:
         """Return which clients get the popular items."""
         without = np.asarray(history.positives.lengths == 0)
         if self.popularity is None:
@@ -362,7 +362,7 @@ class Model(Recommends):
 
     def list_scores(self, history: TrainView, scores: Scores) -> Scores:
         """Return what lists are sorted by: scores, or popularity for clients without a history."""
-        without = self._without_history(history)
+        without = self.without_history(history)
         if self.popularity is None or not without.any():
             return scores
         return np.where(without[:, None], self.popularity, scores)

@@ -10,8 +10,10 @@ be copied to a device as it is. `hushrec.serving.bundle` writes what it reads.
     recommender.recommend(10)
 
 A bundle is a folder with `manifest.json` and `model.safetensors`. Sizes, types, ranges and the
-digest are checked before anything is used. The model is item-to-item weights, or a mixture of
-experts whose arithmetic is that of `hushrec.methods.statistics.fedmix`.
+digest are checked before anything is used. The model is one of five kinds: item-to-item weights,
+a mixture of experts, counts, item factors with a user vector from the history, or networks of one
+user. Their arithmetic is that of `hushrec.methods.forms`. The bundle of one user has that user's
+history, to which `touch` adds.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FORMAT = "hushrec-bundle-5"
+FORMAT = "hushrec-bundle-6"
 MANIFEST, MODEL = "manifest.json", "model.safetensors"
 MOST_BYTES = 2**30
 """A larger file is refused: a device has no use for it."""
@@ -36,6 +38,12 @@ SMALLEST, LARGEST = 1e-30, 1e30
 """Of a number above 0: single precision knows hardly more."""
 LONGEST = 200
 """Characters of a reason."""
+MOST_BRANCHES, MOST_LAYERS, WIDEST = 8, 16, 4096
+"""Networks of a sum, layers of a network, outputs of a layer or dimensions of a factor."""
+MOST_PRODUCTS = 10**11
+"""Multiplications for one list: a device has no use for more."""
+ITEM_BLOCK = 1024
+"""Items that a network scores at a time."""
 DTYPES = {"F16": "<f2", "F32": "<f4", "U8": "u1", "U16": "<u2", "I32": "<i4"}
 Array = NDArray[Any]
 IDS, NUMBERS = ("U16", "I32"), ("F16", "F32")
@@ -72,16 +80,29 @@ class Recommender:
     ) -> None:
         self.items, self.titles = _catalogue(manifest)
         given = _Given(manifest, dict(tensors), len(self.items))
-        kind = _one_of(manifest, "model", ("pairs", "mixture"))
+        model = _MODELS[_one_of(manifest, "model", _MODELS)]
+        unknown = manifest.keys() - {*COMMON_KEYS, *model.keys}
+        if unknown:
+            raise BundleError(f"the manifest has unknown keys {sorted(unknown)}")
         self._repeats = _flag(manifest, "repeats")
         self._popularity: Array | None = None
         if _flag(manifest, "popular"):
             self._popularity = given.take("popularity", ("F32",), len(self.items))
-        self._model: _Pairs | _Mixture = _Pairs(given) if kind == "pairs" else _Mixture(given)
+        self.user: str | None = None
+        """Whose bundle it is; None for one that serves anybody."""
+        self._history: list[int] = []
+        if _flag(manifest, "personal"):
+            self.user, self._history = _owner(given, self._repeats)
+        elif "user" in manifest:
+            raise BundleError("the bundle names a user and is not personal")
+        self._model = model(given)
+        self.fixed = _one_of(manifest, "scores", ("fixed", "from history")) == "fixed"
+        """Whether touched items are left out of lists and change no score."""
+        if self.fixed is not self._model.fixed:
+            raise BundleError("'scores' is not what the model does")
         if given.tensors:
             raise BundleError(f"the model has unknown tensors {sorted(given.tensors)}")
         self._number = {item: number for number, item in enumerate(self.items)}
-        self._history: list[int] = []
         for item in history:
             self.touch(item)
 
@@ -128,7 +149,10 @@ class Recommender:
         past = np.array(self._history[::-1], np.int64)
         if len(past) or self._popularity is None:
             with np.errstate(over="ignore", invalid="ignore"):
-                scores, reasons = self._model.score(past)
+                try:
+                    scores, reasons = self._model.score(past)
+                except np.linalg.LinAlgError:
+                    raise BundleError("the model's system has no solution") from None
         else:
             scores, reasons = self._popularity, lambda items: [(POPULAR, -1)] * len(items)
         if not np.isfinite(scores).all():
@@ -176,8 +200,37 @@ class Recommender:
 # ---------------------------------------------------------------- models
 
 
-class _Pairs:
+COMMON_KEYS = (
+    *("format", "method", "model", "personal", "user", "scores", "popular", "repeats"),
+    *("model_bytes", "model_sha256", "items", "titles"),
+)
+"""Keys of every manifest."""
+
+
+class _Model:
+    """How a list is scored."""
+
+    keys: tuple[str, ...] = ()
+    """Keys of the manifest that this kind has."""
+    fixed = False
+    """Whether the scores are the same for every history."""
+
+    def __init__(self, given: _Given) -> None:
+        raise NotImplementedError
+
+    def score(self, past: Array) -> tuple[Array, Reasons]:
+        """Return the score of every item from a history, latest item first, and the reasons."""
+        raise NotImplementedError
+
+    def neighbours(self, item: int) -> Array:
+        """Return how near every item is to an item."""
+        raise ValueError("the model has neither weights from item to item nor item vectors")
+
+
+class _Pairs(_Model):
     """Item-to-item weights of the latest items, and popularity."""
+
+    keys = ("because", "recency", "recent", "popularity", "scale")
 
     def __init__(self, given: _Given) -> None:
         options = given.manifest
@@ -209,8 +262,10 @@ class _Pairs:
         return self._table.row(item)
 
 
-class _Mixture:
+class _Mixture(_Model):
     """Weighted sum of expert scores, and a network of two hidden layers that reranks the best."""
+
+    keys = ("experts", "reranked", "hidden")
 
     def __init__(self, given: _Given) -> None:
         self._words: list[str] = []
@@ -286,6 +341,125 @@ class _Mixture:
         logits = multiple * scores[best] + _soft(_soft(inputs @ w1 + b1) @ w2 + b2) @ w3
         scores += min(logits.min() - scores[best].min(), np.float32(0))
         scores[best] = logits
+
+
+class _Counts(_Model):
+    """A score for every item, and ``own`` more for each time that the user had it."""
+
+    keys = ("own",)
+
+    def __init__(self, given: _Given) -> None:
+        self._scores = given.take("scores", ("F32",), given.n_items)
+        self._own = np.float32(_number(given.manifest, "own"))
+        self.fixed = bool(self._own == 0)
+
+    def score(self, past: Array) -> tuple[Array, Reasons]:
+        scores = self._scores.copy()
+        np.add.at(scores, past, self._own)
+        return scores, _no_reasons
+
+
+class _FoldIn(_Model):
+    """Inner products of item vectors with a vector from the history, solved or summed."""
+
+    keys = ("scale", "vector", "ridge", "unseen", "frequency", "factor", "recency", "recent")
+
+    def __init__(self, given: _Given) -> None:
+        options = given.manifest
+        items = given.take("items", NUMBERS, given.n_items, None)
+        if items.shape[1] > WIDEST or items.size * items.shape[1] > MOST_PRODUCTS:
+            raise BundleError("the item vectors are too wide for a device")
+        self._items = items.astype(float) * _number(options, "scale", SMALLEST)
+        self._solved = _one_of(options, "vector", ("solved", "sum")) == "solved"
+        if self._solved:
+            self._ridge, self._factor = (_number(options, n, SMALLEST) for n in ("ridge", "factor"))
+            self._unseen, self._frequency = (_number(options, n) for n in ("unseen", "frequency"))
+            self._everything = self._unseen * (self._items.T @ self._items)
+        else:
+            self._known = given.take("known", ("U8",), given.n_items) > 0
+            lags = np.arange(1.0, _whole(options, "recent", 1) + 1)
+            self._by_lag = lags ** -_number(options, "recency")
+
+    def score(self, past: Array) -> tuple[Array, Reasons]:
+        vector = self._solve(past) if self._solved else self._sum(past)
+        return self._items.astype(np.float32) @ vector.astype(np.float32), _no_reasons
+
+    def _solve(self, past: Array) -> Array:
+        mine = self._items[np.unique(past)]
+        weight = len(mine) + self._unseen * len(self._items)
+        ridge = self._ridge * np.float64(weight) ** self._frequency
+        matrix = self._everything + mine.T @ mine + ridge * np.eye(mine.shape[1])
+        return np.asarray(np.linalg.solve(matrix, mine.sum(axis=0)) * self._factor)
+
+    def _sum(self, past: Array) -> Array:
+        past = past[self._known[past]][: len(self._by_lag)]
+        return np.asarray(self._by_lag[: len(past)] @ self._items[past])
+
+    def neighbours(self, item: int) -> Array:
+        return _cosines(self._items, item)
+
+
+class _Networks(_Model):
+    """The sum of networks over item rows, for one user: the history changes no score."""
+
+    keys, fixed = ("branches",), True
+
+    def __init__(self, given: _Given) -> None:
+        branches = given.manifest.get("branches")
+        if not isinstance(branches, list) or not 1 <= len(branches) <= MOST_BRANCHES:
+            raise BundleError(f"'branches' are not 1 to {MOST_BRANCHES} networks")
+        self._branches = [_Branch(given, f"{n}/", options) for n, options in enumerate(branches)]
+        self._scores: Array | None = None
+
+    def score(self, past: Array) -> tuple[Array, Reasons]:
+        if self._scores is None:
+            self._scores = np.asarray(sum(branch.score() for branch in self._branches))
+        return self._scores, _no_reasons
+
+    def neighbours(self, item: int) -> Array:
+        return _cosines(np.concatenate([branch.rows for branch in self._branches], 1), item)
+
+
+class _Branch:
+    """Dense layers over item rows, with ReLU between them; the last has one output."""
+
+    def __init__(self, given: _Given, name: str, options: Any) -> None:
+        if not isinstance(options, dict) or options.keys() != {"scale", "layers"}:
+            raise BundleError("a network has other keys than 'scale' and 'layers'")
+        rows = given.take(name + "rows", NUMBERS, given.n_items, None)
+        self.rows = rows.astype(np.float32) * np.float32(_number(options, "scale", SMALLEST))
+        depth, width = _whole(options, "layers", 1), rows.shape[1]
+        if depth > MOST_LAYERS:
+            raise BundleError(f"a network has more than {MOST_LAYERS} layers")
+        self._layers: list[tuple[Array, Array]] = []
+        for number in range(depth):
+            weight = given.take(f"{name}{number}/weight", ("F32",), width, None)
+            width = weight.shape[1]
+            self._layers.append((weight, given.take(f"{name}{number}/bias", ("F32",), width)))
+            if width > WIDEST:
+                raise BundleError(f"a layer has more than {WIDEST} outputs")
+        if width != 1:
+            raise BundleError("the last layer of a network has one output")
+        if given.n_items * sum(weight.size for weight, _ in self._layers) > MOST_PRODUCTS:
+            raise BundleError("a network is too large for a device")
+
+    def score(self) -> Array:
+        scores = np.empty(len(self.rows), np.float32)
+        for start in range(0, len(scores), ITEM_BLOCK):
+            out = self.rows[start : start + ITEM_BLOCK]
+            for number, (weight, bias) in enumerate(self._layers):
+                out = (out if number == 0 else np.maximum(out, 0)) @ weight + bias
+            scores[start : start + ITEM_BLOCK] = out[:, 0]
+        return scores
+
+
+_MODELS: dict[str, type[_Model]] = {
+    "pairs": _Pairs,
+    "mixture": _Mixture,
+    "counts": _Counts,
+    "factors": _FoldIn,
+    "network": _Networks,
+}
 
 
 class _Table:
@@ -504,6 +678,18 @@ def _most(past: Array, influence: Array) -> Array:
     return np.where(influence.max(axis=0) > 0, past[influence.argmax(axis=0)], -1)
 
 
+def _no_reasons(items: Array) -> list[tuple[str, int]]:
+    return [("", -1)] * len(items)
+
+
+def _cosines(rows: Array, item: int) -> Array:
+    """Return the cosine of every row with the row of an item."""
+    if rows.shape[1] < 2:
+        raise ValueError("the model has neither weights from item to item nor item vectors")
+    units = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    return np.asarray(units @ units[item], np.float32)
+
+
 def _soft(values: Array) -> Array:
     """Multiply every value by its sigmoid."""
     return np.asarray(values / (1 + np.exp(np.clip(-STEEPNESS * values, -80, 80))))
@@ -554,6 +740,19 @@ def _catalogue(manifest: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     if not items or len(set(items)) != len(items) or len(titles) != len(items):
         raise BundleError("the items are not a catalogue: each once, each with its title")
     return items, titles
+
+
+def _owner(given: _Given, repeats: bool) -> tuple[str, list[int]]:
+    """Return the user of a personal bundle and the user's history, oldest item first."""
+    user, past = given.manifest.get("user"), given.take("history", ("I32",), None)
+    if not isinstance(user, str):
+        raise BundleError("'user' is not an id")
+    history = [int(item) for item in past]
+    if history and not 0 <= min(history) <= max(history) < given.n_items:
+        raise BundleError("an item of the history is not in the catalogue")
+    if not repeats and len(set(history)) != len(history):
+        raise BundleError("the history has an item twice")
+    return user, history
 
 
 def _one_of(options: Mapping[str, Any], name: str, allowed: Iterable[str]) -> str:

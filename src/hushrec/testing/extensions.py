@@ -15,8 +15,9 @@ from hushrec.aggregation import KeyedRows, Total, Update
 from hushrec.data.views import Ragged, TrainView
 from hushrec.evaluation.metrics import ROUNDING, Metric, Ranks, rank_full
 from hushrec.methods.base import Shared
+from hushrec.methods.forms import Part
 from hushrec.methods.statistics import experts
-from hushrec.methods.statistics.experts import Counting, Expert, ExpertsConfig, Part
+from hushrec.methods.statistics.experts import Counting, Expert, ExpertsConfig
 from hushrec.testing.checks import (
     N_ITEMS,
     check_batch,

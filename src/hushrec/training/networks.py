@@ -227,6 +227,16 @@ class FeatureNetwork:
         first = torch.relu(from_item + (from_user + params["first/bias"][:, None]))
         return tensors.mlp(params, first)[..., 0]
 
+    def layers_of(self, theta: Array, user: Array) -> list[tuple[Array, Array]]:
+        """Return one client's network over the features of items, for a user with these features.
+
+        The user's part of the first layer is a bias.
+        """
+        params = self.unpack(torch.from_numpy(theta[None].copy()))
+        bias = torch.from_numpy(user) @ self.first_layer(params, "user")[0] + params["first/bias"]
+        weight = self.first_layer(params, "item")[0]
+        return [(weight.numpy(), bias[0].numpy()), *tensors.mlp_layers(params)]
+
 
 def proximal(
     theta: Tensor, received: Tensor, mu: float, kind: Literal["squared", "norm"]
@@ -382,6 +392,19 @@ class Perceptron:
         items = table @ (p["item"][0] + user[:, None] * p["product"][0])
         out = torch.relu((items + own)[None])
         return np.asarray(tensors.mlp(p, out)[0, :, 0])
+
+    def layers_of(
+        self, network: Array, user: Array, interest: Array | None = None
+    ) -> list[tuple[Array, Array]]:
+        """Return one client's network over item rows, for one user, as `score_user` uses it."""
+        p = self.unpack(network[None])
+        named = {name: p[name][0].numpy() for name in ("user", "item", "product", "bias")}
+        bias = named["bias"]
+        if interest is not None:
+            guides = interest @ p["interest"][0].numpy()
+            user, bias = (user + guides, bias) if self.meets_items else (user, bias + guides)
+        weight = named["item"] + user[:, None] * named["product"]
+        return [(weight, user @ named["user"] + bias), *tensors.mlp_layers(p)]
 
     def interests(
         self, network: NDArray[np.float32], fixed: Arrays, indptr: NDArray[np.int64]

@@ -254,6 +254,13 @@ def mlp(params: Params, inputs: Tensor) -> Tensor:
     return out
 
 
+def mlp_layers(params: Params) -> list[tuple[Array, Array]]:
+    """Return the weights and biases of the network of a batch of one client, first layer first."""
+    depth = sum(name.startswith("layer") for name in params) // 2
+    names = [(f"layer{k}/weight", f"layer{k}/bias") for k in range(depth)]
+    return [(params[w][0].numpy(), params[b][0].numpy()) for w, b in names]
+
+
 def groups_in_order(n_clients: int) -> Iterator[tuple[NDArray[np.int64], int]]:
     """Yield groups of clients in order: (padded clients, number without padding)."""
     return groups_by_length(np.zeros(n_clients, np.int64))

@@ -29,6 +29,7 @@ from hushrec.federation.sums import NodeSum, round_shape
 from hushrec.io.codec import Arrays
 from hushrec.private import PrivateFields, PrivateStore
 from hushrec.serving.data import Recommendation
+from hushrec.serving.model import Model
 from hushrec.streams import SecretRound, Streams
 
 Numbers = NDArray[np.int64]
@@ -242,6 +243,23 @@ def recommend(store: NodeDatabase, user: str, k: int = 10) -> list[Recommendatio
 
     Interactions since the run count immediately. Users that came to the node since are folded in.
     """
+    model, history = _served(store, user)
+    return model.recommend(user, k, history)
+
+
+def model_of(store: NodeDatabase, user: str) -> Model:
+    """Return the model of a user of this node, with what the user touched until now."""
+    model, new = _served(store, user)
+    if new is not None:
+        raise ConfigError(
+            f"user '{user}' came to {store.path} after its last run: their parameters are made in "
+            "the next one"
+        )
+    return model
+
+
+def _served(store: NodeDatabase, user: str) -> tuple[Model, list[str] | None]:
+    """Return the model of the last run and, of a user that came since, the history."""
     runs, number = NodeRuns(store), store.number_of(user)
     if number is None:
         raise ConfigError(f"{store.path} has no user '{user}': add what they touched first")
@@ -254,5 +272,4 @@ def recommend(store: NodeDatabase, user: str, k: int = 10) -> list[Recommendatio
     private = engine.backend(THIS_MACHINE).store
     runs.load(run, engine.kept, private, selected=True)
     model = engine.evaluator.model(engine.setup.task.method, request.serving, private)
-    history = None if number in run.members else store.items_of(number)
-    return model.recommend(user, k, history)
+    return model, None if number in run.members else store.items_of(number)

@@ -18,7 +18,7 @@ from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Share
 from hushrec.data.views import TrainView
 from hushrec.kernels import inner_product
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import Array, Fitted, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import SEARCH, InnerProductConfig
 from hushrec.private import PerClientRows, Private, rows_in
@@ -41,7 +41,7 @@ class DualSwitchConfig(DualConfig):
     """Whether to add PFedRec's dual personalization ("w/ DualPer")."""
 
 
-class SharedTable(base.Method, base.Tunable, base.OwnTable, base.ItemTables):
+class SharedTable(base.Method, base.ExportsUser, base.ItemTables, base.OwnTable, base.Tunable):
     """Base of methods with one shared item table, to which the server adds the mean delta."""
 
     config: DualConfig
@@ -125,6 +125,15 @@ class SharedTable(base.Method, base.Tunable, base.OwnTable, base.ItemTables):
         table = shared["received"].copy()
         table[own.ids] = own.rows
         return {"own": table}
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> forms.ItemNetworks:
+        """Return the table of `item_tables` with the own vector, bias and network.
+
+        Layers that are shared are part of the network too.
+        """
+        (table,) = self.item_tables(shared, private).values()
+        layers = {name: array for name, array in shared.items() if name.startswith("layer")}
+        return forms.ItemNetworks([forms.RowNetwork.of(table, {**layers, **base.of_one(private)})])
 
 
 def score_own_rows(received: Array, private: Private, vectors: Array, biases: Array) -> Scores:

@@ -27,8 +27,9 @@ from hushrec.kernels import baskets, mixture, ragged
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Array, Scores, Shared
 from hushrec.methods.baselines import distinct_items
+from hushrec.methods.forms import Part
 from hushrec.methods.statistics import pair_weights
-from hushrec.methods.statistics.experts import Expert, Part, extended_table, rest
+from hushrec.methods.statistics.experts import Expert, extended_table, rest
 from hushrec.methods.statistics.pair_weights import Head, Keys, Sums, fading, strongest
 
 LAGS = np.array([1, 2, 3, 4, 6, 10, 20, 50, 200])

@@ -25,6 +25,7 @@ from hushrec.errors import ConfigError
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Array, MethodConfig, Shared
 from hushrec.methods.baselines import distinct_items, where
+from hushrec.methods.forms import Part
 from hushrec.methods.statistics.pair_weights import Keys, Sums
 
 
@@ -77,15 +78,6 @@ class ExpertsConfig(MethodConfig):
     """Weights kept per item and table, the largest in size."""
     dense_items: Annotated[int, Field(ge=2)] = 4000
     """Items up to which systems are solved in full; beyond, these many most popular ones."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some of an expert's scores, of a kind that `serving.recommender` can compute."""
-
-    kind: str
-    options: Mapping[str, Any]
-    arrays: Mapping[str, Array]
 
 
 class Expert(ABC):

@@ -50,7 +50,7 @@ from hushrec.data.views import TrainView, chunks
 from hushrec.errors import ConfigError
 from hushrec.kernels import baskets, mixture
 from hushrec.kernels.draws import draw_each
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import Between, Fitted, OneOf, Phase, Reason, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import adam_step, first_moments, first_trial, next_trial
 from hushrec.methods.statistics import experts
@@ -111,7 +111,14 @@ class FedMixConfig(experts.ExpertsConfig):
     """Weight decay of Adam."""
 
 
-class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularity, base.Tunable):
+class FedMix(
+    base.Method,
+    base.Explains,
+    base.Exports,
+    base.ItemNeighbours,
+    base.ItemPopularity,
+    base.Tunable,
+):
     """A log-linear ensemble of experts, and a small network; under noise on sums use fednext."""
 
     name = "fedmix"
@@ -412,6 +419,20 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         network = shared["center"], shared["scale"], shared["network"]
         reranker = mixture.Reranker(*network, self.config.hidden, self.config.reranked)
         return shared["weights"].astype(np.float32), reranker
+
+    def device_form(self, shared: Shared) -> forms.Ensemble:
+        """Return the experts in parts, the weights and the network."""
+        experts = {}
+        for expert, model in self.active(shared):
+            parts = expert.parts(model)
+            if parts is None:
+                raise ConfigError(
+                    f"expert '{expert.name}' cannot be exported: it has no Expert.parts"
+                )
+            experts[expert.name] = expert.because or expert.name, parts
+        weights, (center, scale, network, hidden, best) = self.network(shared)
+        reranked = best if self.reranks(shared) else 0
+        return forms.Ensemble(experts, weights, center, scale, network, hidden, reranked)
 
     def _held_out_counts(self, view: TrainView) -> NDArray[np.int64]:
         """Return the number of held-out items of each client; at least one item is not held out.

@@ -40,7 +40,7 @@ from hushrec.errors import DivergedError
 from hushrec.io import require_memory
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.kernels.jit import Array, njit
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import (
     IDLE,
     POPULAR,
@@ -89,7 +89,7 @@ class ItemPairsConfig(MethodConfig):
     """Items up to which the system is solved in full; beyond, these many most popular ones."""
 
 
-class ItemPairs(Method, base.Explains, base.ItemNeighbours, base.ItemPopularity):
+class ItemPairs(Method, base.Explains, base.Exports, base.ItemNeighbours, base.ItemPopularity):
     """Base of the family: weights and their scalars, and how a device scores with them."""
 
     Config: ClassVar[type[MethodConfig]] = ItemPairsConfig
@@ -160,6 +160,20 @@ class ItemPairs(Method, base.Explains, base.ItemNeighbours, base.ItemPopularity)
     def item_popularity(self, shared: Shared) -> Scores:
         """Return the shares of all interactions."""
         return np.asarray(shared["shares"])
+
+    def device_form(self, shared: Shared) -> forms.ItemWeights:
+        """Return the weights; under noise only items of the head have some, and count."""
+        recency, popularity = map(float, shared["scalars"])
+        return forms.ItemWeights(
+            neighbours=shared["neighbours"],
+            weights=shared["weights"],
+            shares=shared["shares"],
+            known=shared.get("head", np.ones(len(shared["shares"]), np.bool_)),
+            because=self.because,
+            recency=recency,
+            recent=self.config.recent,
+            popularity=popularity,
+        )
 
 
 class ExactPairs(ItemPairs):
