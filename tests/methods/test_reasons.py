@@ -6,6 +6,7 @@ import pytest
 from hushrec.errors import ConfigError
 from hushrec.methods.base import Explains, Reason, check_explains, method_class, method_names
 from hushrec.methods.baselines import distinct_items
+from hushrec.methods.statistics.pair_weights import solved_influence
 from hushrec.testing import Federation, clients_of
 
 HISTORIES = [[3, 9, 4], [20, 21, 22, 23, 40], [5], [], [1, 50, 1, 7]]
@@ -55,6 +56,8 @@ def test_a_solved_vector_is_a_sum_over_the_history(name):
             ridge = c.ridge * (len(own) + c.unseen * m) ** c.frequency
         matrix = everything + own.T @ own + ridge * np.eye(c.d)
         parts = np.array([factor * shared["items"] @ np.linalg.solve(matrix, q) for q in own])
+        fast = solved_influence(own, everything, shared["items"], ridge)
+        np.testing.assert_allclose(factor * fast, parts, rtol=1e-6, atol=1e-12)
         check_by_item(parts, scores[client], touched[client], found[client])
 
 

@@ -311,11 +311,16 @@ def solved_reasons(
     out = []
     for client, some in enumerate(listed):
         own = items[touched[client]]
-        matrix = everything + own.T @ own + ridge[client] * np.eye(items.shape[1])
-        influence = own @ np.linalg.solve(matrix, items[some].T)
+        influence = solved_influence(own, everything, items[some], ridge[client])
         found = reasons_from(SIMILAR, touched[client], influence.astype(np.float32))
         out.append([r if i >= 0 else Reason() for r, i in zip(found, some, strict=True)])
     return out
+
+
+def solved_influence(own: Array, everything: Array, listed: Array, ridge: float) -> Array:
+    """Return what each touched item, a row of ``own``, adds to scores: [touched, listed]."""
+    matrix = everything + own.T @ own + ridge * np.eye(own.shape[1])
+    return np.asarray(own @ np.linalg.solve(matrix, listed.T))
 
 
 SIMILAR = "similar to {}"
