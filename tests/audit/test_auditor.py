@@ -15,6 +15,7 @@ from hushrec.privacy.clipping import BIT, AdaptiveClip
 from hushrec.privacy.noise import CentralGaussian
 from hushrec.streams import SecretStreams
 from hushrec.testing import taste_world
+from hushrec.testing.backend import SILOS, SMALLER
 
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 2.0}
 RUNS = {
@@ -25,6 +26,8 @@ RUNS = {
         {"privacy.mode": "local-gaussian", "privacy.clip": 1.0, "d": 3, **{"privacy.epsilon": 2.0}},
         2,
     ),
+    # A client is a silo, and uploads a weight of its own beside its update.
+    "silos": ("lipm", {**CENTRAL, **SMALLER["lipm"], **SILOS}, 2),
 }
 
 
@@ -170,3 +173,16 @@ def test_noise_that_was_off_while_training_is_seen_in_the_model(
     assert [reason.split(":")[0] for reason in found.reasons] == (
         ["membership"] if verdict == "contradicted" else []
     )
+
+
+def test_the_items_of_a_silo_are_those_of_its_users(runs):
+    run = hushrec.Run.open(runs["silos"], taste_world())
+    found, split = audit(run, users=10, trials=1000), run.split
+    items = [
+        len(np.unique(split.train.positives.take(np.flatnonzero(split.holders == silo)).values))
+        for silo in range(7)
+    ]
+    assert (found.items.clients, found.items.items_per_client) == (7, np.mean(items))
+    assert {row.who for row in found.canaries} == {"any silo"}
+    assert "weight" in found.soundness.arrays, "its noise is tested by itself"
+    assert found.membership.members == 10, "a person is attacked, not a silo"

@@ -543,7 +543,7 @@ def test_other_peoples_experts_plug_in(monkeypatch, tmp_path):
     scores = method.score(method.init(view, Streams(0)), {}, view)
     assert (scores.argmax(axis=1) == 9).all()
     contributions = method.contributions(
-        method.init(view, Streams(0)), view, np.full((len(view), 1), 9)
+        method.init(view, Streams(0)), {}, view, np.full((len(view), 1), 9)
     )
     assert contributions == [[Reason("constant", "constant")]] * len(view)
     federation = Federation(method, view)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def one_user(run: Run, user: str, count: int = 10) -> OneUser:
 
     scores = model.list_scores(view, model.scores(number, view))
     best, own = top_items(scores, view, count), listed(scores)
-    reasons = model.reasons(view, best[None])[0]
+    reasons = model.reasons(view, best[None], partial(model.private_of, number))[0]
     own = [replace(line, expert=why.expert) for line, why in zip(own, reasons, strict=True)]
     because, influence = _because(model, number, view, scores, best)
     if because is not None:

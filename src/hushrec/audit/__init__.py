@@ -50,11 +50,6 @@ def audit(
     """Attack a run in four ways, write ``audit.json`` into its folder, and return it."""
     if run.folder is None:
         raise RunError("an audit is written into the run's folder: train with out=FOLDER")
-    if run.split.holders is not None:
-        raise RunError(
-            f"{run.folder.path}: its clients are silos, and attacks are on clients of one user; "
-            "audit a run with silos.kind = none"
-        )
     streams = Streams(seed)
     plan = set_up(run.experiment, run.split).plan
     if not isinstance(plan, NoPlan):

@@ -6,8 +6,10 @@ in the other half it is absent (or, under replace-one, another client uploads th
 mechanism is the run's, from `Protection.protect` over the exact sum to `Protection.finish`, with
 its noise, cohort and rounds, and with secret streams of its own. Only the arrays' sizes are the
 audit's, one entry for each canary: noise and bounds of flat clipping are the same for all sizes,
-and `soundness` tests the real ones. Under row clipping a canary fills rows of a small table; local
-noise is then scaled for all rows, and the bound is loose.
+and `soundness` tests the real ones. A client's weight (`OWN_WEIGHT`) is one number, which cannot
+have an entry for each canary: it is left to `soundness`, and a canary without one has the whole
+bound. Under row clipping a canary fills rows of a small table; local noise is then scaled for all
+rows, and the bound is loose.
 
 Other clients would only shift an entry by what the attacker may know. In a cohort of fixed size
 they all upload the opposite, so that whoever replaces the canary makes the difference larger. A
@@ -38,7 +40,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta, norm
 
-from hushrec.aggregation import ClientRows, ExactSum, KeyedRows, Total, Update, UploadShape
+from hushrec.aggregation import (
+    OWN_WEIGHT,
+    ClientRows,
+    ExactSum,
+    KeyedRows,
+    Total,
+    Update,
+    UploadShape,
+)
 from hushrec.data.views import Ragged, TrainView
 from hushrec.federation.client import Task
 from hushrec.methods.base import Shared
@@ -47,7 +57,7 @@ from hushrec.privacy.accountant import Everybody, Pure, Values, sensitivity
 from hushrec.privacy.budgets import PersonalNoise
 from hushrec.privacy.clipping import AdaptiveClip, Clip, FlatClip, RowClip
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
-from hushrec.privacy.plan import Plan
+from hushrec.privacy.plan import SILO, Plan
 from hushrec.privacy.protection import Protection
 from hushrec.streams import SecretRound, SecretStreams, Streams
 
@@ -172,6 +182,12 @@ class NoisedRound:
     def shape(self) -> UploadShape:
         """The tables, key spaces and dense arrays of an upload."""
         return self.noise.shape
+
+    @property
+    def canary_shape(self) -> UploadShape:
+        """The shape without the client's weight."""
+        dense = {name: size for name, size in self.shape.dense.items() if name != OWN_WEIGHT}
+        return replace(self.shape, dense=dense)
 
     def of(self, shape: UploadShape) -> NoisedRound:
         """Return the same round with arrays of other sizes, as the mechanisms themselves do it."""
@@ -334,7 +350,8 @@ def canary_tests(plan: Plan, rounds: Sequence[NoisedRound], claimed: float) -> l
     """Return every claim with every kind of canary: in each array in turn, and in all."""
     first = rounds[0]
     scale = first.planned(plan) if isinstance(first.noise, LocalNoise) and plan.event else None
-    claims = [("any user", claimed, rounds, scale)]
+    unit = "silo" if plan.unit == SILO else "user"
+    claims = [(f"any {unit}", claimed, rounds, scale)]
     if isinstance(first.noise, PersonalNoise):
         assert plan.budgets is not None, "clients with noise of their own have budgets"
         own = plan.budgets
@@ -342,10 +359,11 @@ def canary_tests(plan: Plan, rounds: Sequence[NoisedRound], claimed: float) -> l
         claims = []
         for level, which in ((0, "smallest"), (-1, "largest")):
             budget, scale = float(own.claims()[level]), float(apart * own.multiplier[level])
-            claims.append((f"a user with the {which} budget", budget, rounds[: own.uploads], scale))
+            who = f"a {unit} with the {which} budget"
+            claims.append((who, budget, rounds[: own.uploads], scale))
     tests = []
     for who, claim, some, noise in claims:
-        layouts = [tuple(noised.shape.whole) for noised in some]
+        layouts = [tuple(noised.canary_shape.whole) for noised in some]
         most = max(map(len, layouts))
         for turn in range(most):
             names = [layout[turn % len(layout)] for layout in layouts]
@@ -376,7 +394,7 @@ def _sum_trials(
     there, evidence = generator.permutation(count) < count // 2, np.zeros(count)
     share, replaced = _participation(plan.sampling), plan.neighbours == "replace-one"
     for turn, (noised, names) in enumerate(zip(test.rounds, test.arrays, strict=True)):
-        shape, entries = _trial_layout(noised.shape, names, count, by_rows=test.by_rows)
+        shape, entries = _trial_layout(noised.canary_shape, names, count, by_rows=test.by_rows)
         here, bound = noised.of(shape), noised.clip.bound
         taking_part = there & (generator.random(count) < share)
         who = np.arange(count) if replaced else np.flatnonzero(taking_part)
@@ -435,7 +453,7 @@ def _participation(sampling: accountant.Sampling) -> float:
 def local_trials(plan: Plan, test: CanaryTest, count: int, streams: Streams) -> Trials:
     """Let canaries upload one thing or its opposite; the server sees each upload by itself."""
     assert test.scale is not None, "local noise has a scale"
-    scale, first = test.scale, test.rounds[0].shape
+    scale, first = test.scale, test.rounds[0].canary_shape
     generator = streams.generator(f"audit/canaries/{test.where}")
     there, evidence = generator.permutation(count) < count // 2, np.zeros(count)
     shape = UploadShape(1, dict.fromkeys(first.tables, 1), dict.fromkeys(first.dense, (1,)))

@@ -22,7 +22,7 @@ R or fewer, they are named; else the R with the highest score by one of three re
 * *support*: in how many rounds the row is not zero; negatives are drawn anew in every round.
 
 Over several rounds scores are summed; ties are broken by direction. The reading that names most is
-reported.
+reported. The items of a silo are those of all its users.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class _Attack:
 
     def _cohort(self, number: int) -> NDArray[np.int64]:
         """Return the clients of a round, by the run's own draw."""
-        clients, experiment = self.run.split.training_users, self.run.experiment
+        clients, experiment = self.run.split.training_clients, self.run.experiment
         drawn = clients[experiment.cohort.draw(len(clients), Streams(experiment.seed), number)]
         return drawn if len(drawn) else clients
 
@@ -311,7 +311,7 @@ class _Attack:
         found, summed = _Found(view, self._by_popularity), ExactSum(view.n_items)
         most = BATCH_BYTES // (private.bytes_per_user + protection.client_bytes)
         for part in chunks(cohort, max(1, min(most, BATCH_CLIENTS))):
-            here, download = view.take(part), task.download(number, shared, part, state)
+            here, download = view.take_clients(part), task.download(number, shared, part, state)
             raw, sent = (
                 take_part(task, side, download, here, private.read(part))[0].update
                 for side in (Protection(), protection)
@@ -322,7 +322,8 @@ class _Attack:
             }
             for index, client in enumerate(part.tolist()):
                 if client in sample:
-                    truth = np.unique(here.positives[index])
+                    start, end = here.positives.indptr[here.client_indptr[index : index + 2]]
+                    truth = np.unique(here.positives.values[start:end])
                     seen = {
                         name: readings(by_item(update, index, shared, here), len(truth))
                         for name, update in updates.items()

@@ -35,10 +35,10 @@ from hushrec.api import Run
 from hushrec.audit.canary import CONFIDENCE, certain_among
 from hushrec.data.splitting import Split
 from hushrec.data.views import Ragged, TrainView, chunks
+from hushrec.methods.base import fold_in
 from hushrec.privacy.accountant import Accountant, Values
 from hushrec.privacy.statement import PrivacyStatement
 from hushrec.private import store_bytes
-from hushrec.serving.model import fold_in
 from hushrec.streams import Streams
 
 RESAMPLES = 500
@@ -273,7 +273,7 @@ def _scores(
     method, shared, split = run.model.method, run.model.shared, run.split
     trained = split.train.take(split.training_users).positives.values
     counts = np.bincount(trained, minlength=split.data.n_items)
-    fields = method.private_fields(split.train, shared, streams)
+    fields = method.private_fields(replace(split.train, holders=None), shared, streams)
     most = max(1, BATCH_BYTES // max(1, store_bytes(fields, split.n_users) // split.n_users))
     scores, popularity = np.empty(len(cases)), np.empty(len(cases))
     trains = set(split.training_users.tolist())
@@ -301,7 +301,7 @@ def _height(scores: NDArray[Any], case: Case) -> float:
 
 
 def _view(split: Split, cases: list[Case]) -> TrainView:
-    """Return the cases as a batch of new users, each with its past."""
+    """Return the cases as a batch of new users, each a client of its own with its past."""
     lengths = np.array([len(case.past) for case in cases])
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     items = np.concatenate([case.past for case in cases]).astype(np.int32)
@@ -310,4 +310,5 @@ def _view(split: Split, cases: list[Case]) -> TrainView:
         positives=Ragged(indptr, items),
         times=Ragged(indptr, np.concatenate([np.arange(n) for n in lengths])),
         values=Ragged(indptr, np.ones(len(items), np.float32)),
+        holders=None,
     )

@@ -88,7 +88,7 @@ def soundness(plan: Plan, rounds: Sequence[NoisedRound], streams: Streams) -> di
     drawn = [each for noised in tested for each in tests.draw(noised, noised.shape, 2)]
     more: list[Drawn] = []
     for noised in tested[:MOST_SMALL]:  # a small layout gives more draws of a scalar
-        small = replace(noised.shape, dense=dict.fromkeys(noised.shape.dense, (1,)))
+        small = replace(noised.shape, dense={n: s and (1,) for n, s in noised.shape.dense.items()})
         more += tests.draw(noised, _with_rows(small, 1), SOURCES)
     for each in drawn:
         tests.check_amount(f"'{each.name}' in round {each.number}", each.values, each.steps)

@@ -19,9 +19,11 @@ import click
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 from rich.table import Table
+from rich.text import Text
 
 import hushrec
 from hushrec.api import train
+from hushrec.cli.capabilities import capabilities, capability_page, capability_table
 from hushrec.cli.options import PATH, complete_methods, json_option
 from hushrec.cli.terminal import Console, echo, echo_err, log_traceback, print_json, show
 from hushrec.data.sources import cache_dir
@@ -201,9 +203,15 @@ def package_table() -> str:
 
 @click.command("methods")
 @click.argument("name", metavar="[NAME]", required=False, shell_complete=complete_methods)
+@click.option(
+    "--capabilities",
+    "as_table",
+    is_flag=True,
+    help="What every method can do, and the sentence of a refusal.",
+)
 @click.option("--markdown", is_flag=True, help="Every key of every section and method, as a page.")
 @json_option
-def methods_command(name: str | None, markdown: bool, as_json: bool) -> None:
+def methods_command(name: str | None, as_table: bool, markdown: bool, as_json: bool) -> None:
     """List the installed methods, or describe one and its options.
 
     \b
@@ -211,13 +219,19 @@ def methods_command(name: str | None, markdown: bool, as_json: bool) -> None:
     hushrec methods fedmix
     hushrec methods --json
     hushrec methods --markdown
+    hushrec methods --capabilities
+    hushrec methods fedrap --capabilities
     """
     if markdown:
-        echo(reference().rstrip("\n"))
+        page = capability_page(capability_table()) if as_table else reference()
+        echo(page.rstrip("\n"))
         return
     known = method_names()
     if name is not None and name not in known:
         raise ConfigError(f"unknown method '{name}'{nearest(name, known)}")
+    if as_table:
+        _show_capabilities(name, as_json)
+        return
     entries = [describe_method(one) for one in known if name in (None, one)]
     if as_json:
         found = [
@@ -229,6 +243,21 @@ def methods_command(name: str | None, markdown: bool, as_json: bool) -> None:
         _list(entries)
     else:
         _describe(entries[0])
+
+
+def _show_capabilities(name: str | None, as_json: bool) -> None:
+    if name is not None:
+        cells = capabilities(name)
+        show(as_json, cells, facts_table({column: why or "yes" for column, why in cells.items()}))
+        return
+    table = capability_table()
+    refused = {method: [c for c, why in row.items() if why] for method, row in table.items()}
+    rows = {
+        method: f"all but {', '.join(columns)}" if columns else "everything"
+        for method, columns in refused.items()
+    }
+    hint = "hushrec methods NAME --capabilities says why a method refuses something"
+    show(as_json, table, facts_table(rows), Text(hint, style="dim"))
 
 
 def _list(entries: list[MethodDescription]) -> None:

@@ -189,9 +189,9 @@ class RoundVector:
 
     @cached_property
     def layout(self) -> VectorLayout:
-        """Names and shapes of the vector's parts."""
-        rows = {f"rows/{name}": size for name, size in self.shape.sparse.items()}
-        dense = {f"dense/{name}": size for name, size in self.shape.dense.items()}
+        """Names and shapes of the vector's parts, in the order of their names on every side."""
+        rows = {f"rows/{name}": size for name, size in sorted(self.shape.sparse.items())}
+        dense = {f"dense/{name}": size for name, size in sorted(self.shape.dense.items())}
         return _layout({**rows, **dense, "counts": (len(COUNTS),)}, ("loss",))
 
     def pack(self, found: NodeSum, nodes: int) -> Vector:

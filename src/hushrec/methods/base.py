@@ -27,10 +27,10 @@ from pydantic import ConfigDict
 
 from hushrec.aggregation import Total, Update, UploadShape
 from hushrec.config import Settings, find, names
-from hushrec.data.views import TrainView
+from hushrec.data.views import TrainView, chunks
 from hushrec.errors import ConfigError
 from hushrec.methods.forms import DeviceForm
-from hushrec.private import Private, PrivateFields
+from hushrec.private import Private, PrivateFields, PrivateStore
 from hushrec.streams import Round, Streams
 
 Array = NDArray[Any]
@@ -115,6 +115,9 @@ class Traits:
     """True where a client without a history is scored from its user features."""
     batch_interactions: int | None = None
     """Training interactions per batch for which `fit` is fastest; None: the backend's default."""
+    unexplained: str = "its score is not a sum of contributions"
+    """Why no reason is given for the items of a list, by a method that does not inherit
+    `Explains`."""
 
 
 class Method(ABC):
@@ -217,6 +220,11 @@ class Method(ABC):
         return shared
 
     @property
+    def unexplained(self) -> str | None:
+        """Why no reason is given for the items of a list; None where `Explains` gives one."""
+        return None if isinstance(self, Explains) else self.traits.unexplained
+
+    @property
     def adapts(self) -> bool:
         """Whether a device trains a copy of the shared parameters before it scores."""
         return type(self).adapt is not Method.adapt
@@ -231,6 +239,10 @@ IDLE = Phase(
     lambda shared: {},
 )
 """The phase of rounds beyond the planned ones: clients receive, do and upload nothing."""
+
+
+PASSES = 20
+"""Training rounds of a new user on their own device."""
 
 
 def method_names() -> list[str]:
@@ -353,11 +365,12 @@ class Explains(ABC):
 
     @abstractmethod
     def contributions(
-        self, shared: Shared, history: TrainView, items: NDArray[np.int32]
+        self, shared: Shared, private: Private, history: TrainView, items: NDArray[np.int32]
     ) -> list[list[Reason]]:
         """Return the largest contribution to each item's score, client by client.
 
-        ``items`` is [clients, items of a list]; -1 is no item.
+        ``private`` is what `Method.score` gets. ``items`` is [clients, items of a list]; -1 is no
+        item.
         """
 
 
@@ -415,6 +428,58 @@ def is_marked(method: Method, round_number: int) -> bool:
 def facts_of(method: Method, shared: Shared) -> Mapping[str, float]:
     """Return the statistics that a method reports of its shared parameters."""
     return method.facts(shared) if isinstance(method, ModelFacts) else {}
+
+
+def fold_in(
+    method: Method, shared: Shared, history: TrainView, streams: Streams, passes: int = PASSES
+) -> Private:
+    """Return private parameters of new clients after some rounds on their own devices.
+
+    Nothing is uploaded, so nothing needs protection, and no noise is drawn.
+    """
+    declared = method.private_fields(history, shared, streams)
+    store = PrivateStore(declared, len(history))
+    everybody = np.arange(len(history))
+    phases = [phase for phase in method.phases if phase.personal]
+    if declared and phases:
+        # A pooled method would train new clients on each other's data; each is alone here.
+        for clients in chunks(everybody, 1 if method.traits.pooled else max(1, len(history))):
+            own = history.take(clients)
+            per_client = method.download_own(shared, own.clients.astype(np.int64))
+            received = {**phases[-1].download(shared), **per_client}
+            for number in range(passes):
+                fitted = phases[-1].fit(received, store.read(clients), own, Round(number, streams))
+                store.write(clients, fitted.private)
+    return store.read(everybody)
+
+
+NETWORK = "its score is the output of a network, which is not a sum of contributions"
+PRODUCT = (
+    "its score is one product of a user vector and an item vector, both trained over many rounds, "
+    "and no part of it belongs to one item of the history"
+)
+"""Values of `Traits.unexplained` that several methods have."""
+POPULAR = Reason("popular")
+SHARED_TABLE, OWN_TABLE = Reason("the shared item table"), Reason("your own item table")
+"""Reasons of scores that are a product with a shared table plus one with an own table."""
+
+
+def larger_table(items: NDArray[np.int32], by_shared: Scores, by_own: Scores) -> list[list[Reason]]:
+    """Return which of two tables contributes more to each score: both are [clients, items]."""
+    own = (by_own > by_shared).tolist()
+    return [
+        [(OWN_TABLE if is_own else SHARED_TABLE) if item >= 0 else Reason() for item, is_own in row]
+        for row in (zip(listed, more, strict=True) for listed, more in zip(items, own, strict=True))
+    ]
+
+
+def check_explains(method: Method) -> None:
+    """Refuse a method that cannot say why an item is in a list."""
+    if method.unexplained is not None:
+        raise ConfigError(
+            f"{method.name} gives no reasons for its lists: {method.unexplained}; use fedmix, "
+            "fednext or fedals"
+        )
 
 
 def no_own_table(name: str) -> ConfigError:

@@ -23,7 +23,7 @@ from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels.inner_product import fit_pooled
 from hushrec.methods import base, forms
-from hushrec.methods.base import Fitted, Method, MethodConfig, Scores, Shared, Traits
+from hushrec.methods.base import Fitted, Method, MethodConfig, Reason, Scores, Shared, Traits
 from hushrec.methods.shared.options import InnerProductConfig, Negatives
 from hushrec.private import PerClient, PerClientTable, Private, PrivateFields
 from hushrec.streams import Round, Streams
@@ -40,7 +40,7 @@ def where(items: Ragged, kept: NDArray[np.bool_]) -> Ragged:
     return Ragged(np.concatenate([[0], np.cumsum(kept)])[items.indptr], items.values[kept])
 
 
-class Popularity(Method, base.Exports, base.ItemPopularity):
+class Popularity(Method, base.Explains, base.Exports, base.ItemPopularity):
     """Recommend what most users touched: the baseline to beat."""
 
     name = "popularity"
@@ -66,6 +66,12 @@ class Popularity(Method, base.Exports, base.ItemPopularity):
         """Score by count."""
         return np.tile(shared["counts"], (len(history), 1))
 
+    def contributions(
+        self, shared: Shared, private: Private, history: TrainView, items: NDArray[np.int32]
+    ) -> list[list[Reason]]:
+        """Say that an item is popular, which is all that its score says."""
+        return [[base.POPULAR if item >= 0 else Reason() for item in listed] for listed in items]
+
     def item_popularity(self, shared: Shared) -> Scores:
         """Return the counts."""
         return np.asarray(shared["counts"])
@@ -73,6 +79,9 @@ class Popularity(Method, base.Exports, base.ItemPopularity):
     def device_form(self, shared: Shared, view: TrainView) -> forms.ItemCounts:
         """Return the counts."""
         return forms.ItemCounts(shared["counts"])
+
+
+HAD_BEFORE = Reason("had before")
 
 
 class PersonalFrequency(Popularity):
@@ -86,6 +95,17 @@ class PersonalFrequency(Popularity):
         past = history.positives
         np.add.at(scores, (np.repeat(np.arange(len(past)), past.lengths), past.values), 1)
         return scores
+
+    def contributions(
+        self, shared: Shared, private: Private, history: TrainView, items: NDArray[np.int32]
+    ) -> list[list[Reason]]:
+        """Compare the user's own count, at least one, with popularity, which is below one."""
+        popular = super().contributions(shared, private, history, items)
+        own = [set(history.positives[client].tolist()) for client in range(len(items))]
+        return [
+            [HAD_BEFORE if item in mine else reason for item, reason in zip(*row, strict=True)]
+            for mine, *row in zip(own, items.tolist(), popular, strict=True)
+        ]
 
     def _below_one(self, shared: Shared) -> Scores:
         counts = shared["counts"]
@@ -121,7 +141,11 @@ class NegativeCounter(SharesNothing, base.ExportsUser):
     name = "negative-counter"
     Config = NegativeCounterConfig
     config: NegativeCounterConfig
-    traits = Traits(learns=False, repeats=False)
+    traits = Traits(
+        learns=False,
+        repeats=False,
+        unexplained="its score counts random draws, which say nothing about the user",
+    )
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep a count per item on the device."""
@@ -151,6 +175,7 @@ class LocalOnly(SharesNothing, base.ExportsUser):
     name = "local-only"
     Config = InnerProductConfig
     config: InnerProductConfig
+    traits = Traits(unexplained=base.PRODUCT)
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep a whole table and a score function; all devices start from the same draw."""
@@ -201,7 +226,7 @@ class CentralMF(Method, base.ExportsUser, base.Tunable):
     name = "central-mf"
     Config = CentralMFConfig
     config: CentralMFConfig
-    traits = Traits(pooled=True)
+    traits = Traits(pooled=True, unexplained=base.PRODUCT)
     search: ClassVar[base.SearchSpace] = {
         "lr": base.Between(0.005, 0.2),
         "decay": base.Between(1e-4, 0.1),

@@ -17,15 +17,26 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView
-from hushrec.methods.base import Array, Exports, Fitted, Method, MethodConfig, Scores, Shared
+from hushrec.methods.base import (
+    Array,
+    Explains,
+    Exports,
+    Fitted,
+    Method,
+    MethodConfig,
+    Reason,
+    Scores,
+    Shared,
+)
 from hushrec.methods.baselines import distinct_items, where
 from hushrec.methods.forms import ItemFactors
-from hushrec.methods.statistics.pair_weights import gram, solve_users
+from hushrec.methods.statistics.pair_weights import gram, solve_users, solved_reasons
 from hushrec.private import Private
 from hushrec.streams import Round, Streams
 from hushrec.training.samples import score_inner_product
@@ -55,7 +66,7 @@ class FCFConfig(MethodConfig):
     """Training rows with a value above this are positives, others are ignored.  [all positive]"""
 
 
-class FCF(Method, Exports):
+class FCF(Method, Explains, Exports):
     """Federated implicit MF: devices solve for user vectors, the server updates item vectors."""
 
     name = "fcf"
@@ -107,6 +118,15 @@ class FCF(Method, Exports):
         vectors = self.vectors(shared["items"], self.liked(history))
         return score_inner_product(shared["items"], vectors)
 
+    def contributions(
+        self, shared: Shared, private: Private, history: TrainView, items: NDArray[np.int32]
+    ) -> list[list[Reason]]:
+        """Find the item of the history that adds most to the score."""
+        table, liked = shared["items"], self.liked(history)
+        return solved_reasons(
+            table, gram(table) / self.config.alpha, liked, items, self._ridge(liked)
+        )
+
     def device_form(self, shared: Shared, view: TrainView) -> ItemFactors:
         """Return the item vectors and the system of `vectors`; items of a history are positives."""
         config = self.config
@@ -128,7 +148,9 @@ class FCF(Method, Exports):
     def vectors(self, items: Array, liked: Ragged) -> Array:
         """Return the user vectors of clients with these positives."""
         # (YᵀY + alpha Y_uᵀY_u + ridge) x = (1 + alpha) Y_uᵀ 1, divided by alpha for the kernel.
-        weight = self.config.alpha
-        ridge = np.full(len(liked), self.config.ridge / weight)
+        weight, ridge = self.config.alpha, self._ridge(liked)
         solved = solve_users(items, gram(items) / weight, liked.indptr, liked.values, ridge)
         return np.asarray(solved * ((1 + weight) / weight))
+
+    def _ridge(self, liked: Ragged) -> Array:
+        return np.full(len(liked), self.config.ridge / self.config.alpha)

@@ -46,10 +46,16 @@ from hushrec.io import require_memory
 from hushrec.kernels.jit import njit
 from hushrec.kernels.ragged import recent_vectors
 from hushrec.methods import base, forms
-from hushrec.methods.base import Array, Fitted, Method, MethodConfig, Phase, Scores, Shared
+from hushrec.methods.base import Array, Fitted, Method, MethodConfig, Phase, Reason, Scores, Shared
 from hushrec.methods.baselines import distinct_items
 from hushrec.methods.shared.denoising import find_head, head_phase, only
-from hushrec.methods.statistics.pair_weights import gram, solve_users
+from hushrec.methods.statistics.pair_weights import (
+    SIMILAR,
+    gram,
+    reasons_from,
+    solve_users,
+    solved_reasons,
+)
 from hushrec.private import Private
 from hushrec.streams import Round, Streams
 from hushrec.training.samples import score_inner_product
@@ -72,7 +78,7 @@ class PrivateFedALSConfig(MethodConfig):
     """What an item in the head costs; a lower price makes the head larger (`shared.denoising`)."""
 
 
-class PrivateFedALS(Method, base.Exports):
+class PrivateFedALS(Method, base.Explains, base.Exports):
     """The power iteration over devices, on the items that are seen through the noise."""
 
     name = "fedals"
@@ -129,9 +135,26 @@ class PrivateFedALS(Method, base.Exports):
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score by the factors of the last items of the head."""
         past = only(history.positives, shared["head"])
-        weights = np.arange(1.0, self.config.recent + 1) ** -self.config.recency
-        vectors = recent_vectors(past.indptr, past.values, shared["items"], weights)
+        vectors = recent_vectors(past.indptr, past.values, shared["items"], self._by_lag)
         return score_inner_product(shared["items"], vectors)
+
+    @property
+    def _by_lag(self) -> Array:
+        """Weights of the last items, the very last first."""
+        return np.arange(1.0, self.config.recent + 1) ** -self.config.recency
+
+    def contributions(
+        self, shared: Shared, private: Private, history: TrainView, items: NDArray[np.int32]
+    ) -> list[list[Reason]]:
+        """Find the item of the history that adds most: a score is a sum over the last items."""
+        past, table, by_lag = only(history.positives, shared["head"]), shared["items"], self._by_lag
+        out = []
+        for client, listed in enumerate(items):
+            mine = past[client][::-1][: len(by_lag)]
+            influence = by_lag[: len(mine), None] * (table[mine] @ table[listed].T)
+            found = reasons_from(SIMILAR, mine, influence.astype(np.float32))
+            out.append([r if i >= 0 else Reason() for r, i in zip(found, listed, strict=True)])
+        return out
 
     def device_form(self, shared: Shared, view: TrainView) -> forms.ItemFactors:
         """Return the item vectors and how the last items of the head are summed."""
@@ -168,7 +191,7 @@ class FedALSConfig(MethodConfig):
     """Standard deviation of the item vectors before training, over sqrt(d)."""
 
 
-class FedALS(Method, base.Exports, base.Tunable):
+class FedALS(Method, base.Explains, base.Exports, base.Tunable):
     """Implicit ALS: users solve on their devices, items from summed statistics."""
 
     name = "fedals"
@@ -221,6 +244,14 @@ class FedALS(Method, base.Exports, base.Tunable):
         vectors = self.vectors(shared["items"], distinct_items(history.positives))
         return score_inner_product(shared["items"], vectors)
 
+    def contributions(
+        self, shared: Shared, private: Private, history: TrainView, items: NDArray[np.int32]
+    ) -> list[list[Reason]]:
+        """Find the item of the history that adds most to the score."""
+        table, touched = shared["items"], distinct_items(history.positives)
+        everything, ridge = self._system(table, touched)
+        return solved_reasons(table, everything, touched, items, ridge)
+
     def device_form(self, shared: Shared, view: TrainView) -> forms.ItemFactors:
         """Return the item vectors and the system of `vectors`."""
         config = self.config
@@ -230,11 +261,14 @@ class FedALS(Method, base.Exports, base.Tunable):
 
     def vectors(self, items: Array, touched: Ragged) -> Array:
         """Solve for the vectors of clients that touched these items."""
-        config = self.config
-        everything = config.unseen * gram(items)
-        weight = touched.lengths + config.unseen * len(items)
-        ridge = config.ridge * weight**config.frequency
+        everything, ridge = self._system(items, touched)
         return np.asarray(solve_users(items, everything, touched.indptr, touched.values, ridge))
+
+    def _system(self, items: Array, touched: Ragged) -> tuple[Array, Array]:
+        """Return the part of the clients' matrices that untouched pairs make, and the ridge."""
+        config = self.config
+        weight = touched.lengths + config.unseen * len(items)
+        return config.unseen * gram(items), config.ridge * weight**config.frequency
 
 
 def unpacked(rows: Array, d: int) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from hushrec.data.views import TrainView
-from hushrec.methods.base import Fitted, Scores, Shared, Traits
+from hushrec.methods.base import PRODUCT, Fitted, Scores, Shared, Traits
 from hushrec.methods.shared.dual import DualSwitchConfig, SharedTable, score_own_rows
 from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
@@ -36,7 +36,7 @@ class FedMF(SharedTable):
     name = "fedmf"
     Config = FedMFConfig
     config: FedMFConfig
-    traits = Traits(rounds=200)
+    traits = Traits(rounds=200, unexplained=PRODUCT)
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the user vector, and own rows with ``dual``; all devices start from one draw."""

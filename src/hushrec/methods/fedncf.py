@@ -19,7 +19,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from hushrec.aggregation import Total
 from hushrec.config import Width
 from hushrec.data.views import TrainView
-from hushrec.methods.base import Between, Fitted, Scores, SearchSpace, Shared
+from hushrec.methods.base import NETWORK, Between, Fitted, Scores, SearchSpace, Shared, Traits
 from hushrec.methods.fedmf import FedMFConfig
 from hushrec.methods.shared.dual import SharedTable, without_rows
 from hushrec.private import PerClient, Private, PrivateFields
@@ -51,6 +51,7 @@ class FedNCF(SharedTable):
     name = "fedncf"
     Config = FedNCFConfig
     config: FedNCFConfig
+    traits = Traits(unexplained=NETWORK)
 
     @property
     def search(self) -> SearchSpace:

@@ -41,7 +41,7 @@ from hushrec.data.views import TrainView
 from hushrec.kernels import ragged
 from hushrec.kernels.inner_product import Additive
 from hushrec.methods import base, forms
-from hushrec.methods.base import Array, Between, Fitted, OneOf, Scores, SearchSpace, Shared
+from hushrec.methods.base import Array, Between, Fitted, OneOf, Reason, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import SampledConfig
 from hushrec.private import PerClient, PerClientTable, Private, PrivateFields
 from hushrec.streams import Round, Streams
@@ -98,6 +98,7 @@ class FedRAPConfig(SampledConfig):
 
 class FedRAP(
     base.Method,
+    base.Explains,
     base.ExportsUser,
     base.ItemTables,
     base.ModelFacts,
@@ -223,6 +224,16 @@ class FedRAP(
         tables = np.asarray(private["personal"]) * np.asarray(private["scale"])[:, None, None]
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         return training.score_inner_product(tables + shared["common"], vectors, biases)
+
+    def contributions(
+        self, shared: Shared, private: Private, history: TrainView, items: NDArray[np.int32]
+    ) -> list[list[Reason]]:
+        """Compare <u, C_i> with <u, D_i>, whose sum is the score but for the bias."""
+        vectors, scales = np.asarray(private["vector"]), np.asarray(private["scale"])
+        personal = np.asarray(private["personal"])[np.arange(len(items))[:, None], items]
+        by_shared = np.einsum("ckd,cd->ck", shared["common"][items], vectors)
+        by_own = np.einsum("ckd,cd->ck", personal, vectors * scales[:, None])
+        return base.larger_table(items, by_shared, by_own)
 
     def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
         """Set D to 0, so that the score is <u, C_i> + b."""

@@ -26,6 +26,7 @@ from hushrec.config import Count, Width
 from hushrec.data.views import TrainView
 from hushrec.kernels.draws import DeviceSamples
 from hushrec.methods.base import (
+    PRODUCT,
     Array,
     ExportsUser,
     Fitted,
@@ -33,6 +34,7 @@ from hushrec.methods.base import (
     MethodConfig,
     Scores,
     Shared,
+    Traits,
     of_one,
 )
 from hushrec.methods.forms import ItemNetworks, RowNetwork
@@ -71,6 +73,7 @@ class FedRec(Method, ExportsUser):
     name = "fedrec"
     Config = FedRecConfig
     config: FedRecConfig
+    traits = Traits(unexplained=PRODUCT)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table."""

@@ -97,7 +97,12 @@ class FedRKG(
     name = "fedrkg"
     Config = FedRKGConfig
     config: FedRKGConfig
-    traits = base.Traits(rounds=1000, reveals=frozenset({"table"}))
+    traits = base.Traits(
+        rounds=1000,
+        reveals=frozenset({"table"}),
+        unexplained="a device scores with one table, into which it has mixed every guidance table "
+        "(eq. 9), so what came from others can no longer be told from its own",
+    )
     search: ClassVar[base.SearchSpace] = {
         **SEARCH,
         "interval": base.OneOf((1, 2, 5, 10)),

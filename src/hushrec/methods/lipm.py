@@ -132,7 +132,7 @@ class LIPM(base.Method, base.ExportsUser, base.Tunable):
     name = "lipm"
     Config = LIPMConfig
     config: LIPMConfig
-    traits = base.Traits(rounds=50, silos=True)
+    traits = base.Traits(rounds=50, silos=True, unexplained=base.NETWORK)
 
     @property
     def search(self) -> SearchSpace:

@@ -22,7 +22,16 @@ from hushrec.config import Count, Width
 from hushrec.data.views import TrainView
 from hushrec.io import require_memory
 from hushrec.kernels.row_networks import NeuMFModel, fit_neumf
-from hushrec.methods.base import Between, Fitted, Scores, SearchSpace, Shared, of_one
+from hushrec.methods.base import (
+    NETWORK,
+    Between,
+    Fitted,
+    Scores,
+    SearchSpace,
+    Shared,
+    Traits,
+    of_one,
+)
 from hushrec.methods.baselines import CentralMF, CentralMFConfig
 from hushrec.methods.forms import ItemNetworks, RowNetwork
 from hushrec.private import PerClient, Private, PrivateFields
@@ -56,6 +65,7 @@ class NeuMF(CentralMF):
     name = "neumf"
     Config = NeuMFConfig
     config: NeuMFConfig
+    traits = Traits(pooled=True, unexplained=NETWORK)
     search: ClassVar[SearchSpace] = {
         "lr": Between(0.01, 1.0),
         "row_lr": Between(0.005, 0.2),

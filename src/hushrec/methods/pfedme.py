@@ -24,7 +24,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Count
 from hushrec.data.views import TrainView
-from hushrec.methods.base import Array, ExportsUser, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.base import NETWORK, Array, ExportsUser, Fitted, Method, Scores, Shared, Traits
 from hushrec.methods.forms import ItemNetworks, RowNetwork
 from hushrec.methods.lipm import initial_model, score_silos, user_rows
 from hushrec.methods.shared.options import PerceptronConfig
@@ -58,7 +58,7 @@ class PFedMe(Method, ExportsUser):
     name = "pfedme"
     Config = PFedMeConfig
     config: PFedMeConfig
-    traits = Traits(rounds=50, silos=True)
+    traits = Traits(rounds=50, silos=True, unexplained=NETWORK)
 
     @property
     def perceptron(self) -> Perceptron:

@@ -16,13 +16,15 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hushrec.config import Width
 from hushrec.data.views import TrainView
-from hushrec.methods.base import Fitted, MethodConfig, Scores, Shared
+from hushrec.methods import base
+from hushrec.methods.base import Fitted, MethodConfig, Reason, Scores, Shared
 from hushrec.methods.shared.dual import DualConfig, SharedTable, score_own_rows, without_rows
 from hushrec.methods.shared.options import networks
-from hushrec.private import PerClient, Private, PrivateFields
+from hushrec.private import PerClient, Private, PrivateFields, rows_in
 from hushrec.streams import Round, Streams
 from hushrec.training.samples import Descent, first_score_function, train_inner_product
 
@@ -36,7 +38,7 @@ class PFedRecConfig(DualConfig):
     """Widths of the hidden layers of "mlp", between d inputs and one output."""
 
 
-class PFedRec(SharedTable):
+class PFedRec(SharedTable, base.Explains):
     """A shared item table, fine-tuned on each device, with a private score function."""
 
     name = "pfedrec"
@@ -79,3 +81,22 @@ class PFedRec(SharedTable):
             return np.asarray(networks().score_row_networks(*own))
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         return score_own_rows(shared["received"], private, vectors, biases)
+
+    @property
+    def unexplained(self) -> str | None:
+        """Why no reason is given with an MLP; a linear score function has contributions."""
+        return base.NETWORK if self.config.score_function == "mlp" else None
+
+    def contributions(
+        self, shared: Shared, private: Private, history: TrainView, items: NDArray[np.int32]
+    ) -> list[list[Reason]]:
+        """Compare the received row with the change that the device made to it."""
+        received, own = shared["received"], rows_in(private, "rows")
+        changes = np.zeros((*items.shape, self.config.d), np.float32)
+        for client, listed in enumerate(items):
+            mine = slice(own.indptr[client], own.indptr[client + 1])
+            _, at, row = np.intersect1d(listed, own.ids[mine], return_indices=True)
+            changes[client, at] = own.rows[mine][row] - received[listed[at]]
+        vectors = np.asarray(private["vector"])
+        by_shared = np.einsum("ckd,cd->ck", received[items], vectors)
+        return base.larger_table(items, by_shared, np.einsum("ckd,cd->ck", changes, vectors))

@@ -27,6 +27,7 @@ equally many samples of every user, drawn with replacement.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, Self
 
 import numpy as np
@@ -40,7 +41,7 @@ from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels.draws import DeviceSamples
 from hushrec.kernels.feature_networks import ProximalDescent
-from hushrec.methods.base import Array, ExportsUser, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.base import NETWORK, Array, ExportsUser, Fitted, Method, Scores, Shared, Traits
 from hushrec.methods.forms import ItemNetworks, RowNetwork
 from hushrec.methods.shared.denoising import COUNTS, count_items
 from hushrec.methods.shared.options import FeatureNetworkConfig
@@ -83,7 +84,12 @@ class PrivRec(Method, ExportsUser):
     name = "privrec"
     Config = PrivRecConfig
     config: PrivRecConfig
-    traits = Traits(rounds=300, from_features=True, batch_interactions=BATCH_INTERACTIONS)
+    traits = Traits(
+        rounds=300,
+        from_features=True,
+        batch_interactions=BATCH_INTERACTIONS,
+        unexplained=NETWORK,
+    )
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw all parameters."""
@@ -231,7 +237,7 @@ class PrivRecCEN(PrivRec):
     name = "privrec-cen"
     Config = PrivRecCENConfig
     config: PrivRecCENConfig
-    traits = Traits(20, pooled=True, from_features=True, batch_interactions=BATCH_INTERACTIONS)
+    traits = replace(PrivRec.traits, rounds=20, pooled=True)
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train for one epoch on pooled samples in random order."""

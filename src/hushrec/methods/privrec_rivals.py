@@ -31,7 +31,7 @@ from hushrec.data.views import TrainView
 from hushrec.kernels.draws import DeviceSamples
 from hushrec.kernels.feature_networks import ProximalDescent
 from hushrec.kernels.ragged import put_rows
-from hushrec.methods.base import Array, ExportsUser, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.base import NETWORK, Array, ExportsUser, Fitted, Method, Scores, Shared, Traits
 from hushrec.methods.forms import ItemNetworks, RowNetwork
 from hushrec.methods.privrec import BATCH_INTERACTIONS, PrivRec, PrivRecConfig, thetas_of
 from hushrec.methods.shared.options import FeatureNetworkConfig
@@ -60,7 +60,7 @@ class NNSelf(PrivRec):
     name = "nn-self"
     Config = NNSelfConfig
     config: NNSelfConfig
-    traits = Traits(rounds=300, from_features=True)
+    traits = Traits(rounds=300, from_features=True, unexplained=NETWORK)
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Upload the negative meta-gradient of each client, whose mean `apply` adds (eq. 5)."""
@@ -126,7 +126,7 @@ class FOFLSelf(Method, ExportsUser):
     name = "fofl-self"
     Config = FOFLSelfConfig
     config: FOFLSelfConfig
-    traits = Traits(rounds=300, batch_interactions=BATCH_INTERACTIONS)
+    traits = Traits(rounds=300, batch_interactions=BATCH_INTERACTIONS, unexplained=NETWORK)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table, the initial user vector and the network."""

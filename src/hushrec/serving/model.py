@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -31,6 +31,7 @@ from hushrec.io.codec import Array, Arrays, Rows, Stored, read_stored
 from hushrec.io.files import atomic_folder, checked_path
 from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import (
+    POPULAR,
     Explains,
     ItemNeighbours,
     ItemPopularity,
@@ -38,9 +39,10 @@ from hushrec.methods.base import (
     Method,
     Reason,
     Shared,
+    check_explains,
+    fold_in,
     method_class,
 )
-from hushrec.methods.statistics.pair_weights import POPULAR
 from hushrec.private import Private, PrivateStore, StoreConfig
 from hushrec.serving.data import (
     LIST_COLUMNS,
@@ -52,14 +54,12 @@ from hushrec.serving.data import (
     has_features,
     list_rows,
 )
-from hushrec.streams import Round, Streams
+from hushrec.streams import Streams
 
 FORMAT = "hushrec-model-2"
 HEADER, SHARED, DATA = "model.json", "shared.safetensors", "data.safetensors"
 PRIVATE = "private-{:06d}.safetensors"
 """Files of a saved model; those of private parameters are numbered."""
-PASSES = 20
-"""Training rounds of a new user on their own device."""
 SCORES_BYTES = 32 * 2**20
 """Scores held at once by one thread."""
 COPIES_BYTES = 64 * 2**20
@@ -261,9 +261,10 @@ class Model(Recommends):
 
     def scores_of_new(self, history: TrainView) -> Scores:
         """Score every item for clients that training has never seen: [clients, items]."""
-        private = self.fold_in(history)
-        private = self.method.adapt(self.shared, private, history, self.streams)
-        return self._finite(self.method.score(self.shared, private, history))
+        return self._finite(self.method.score(self.shared, self._private_of_new(history), history))
+
+    def _private_of_new(self, history: TrainView) -> Private:
+        return self.method.adapt(self.shared, self.fold_in(history), history, self.streams)
 
     def fold_in(self, history: TrainView) -> Private:
         """Return private parameters of new clients, trained on their own histories alone."""
@@ -309,7 +310,8 @@ class Model(Recommends):
     ) -> list[Recommendation]:
         if history is not None:
             new = self.data.new_user(history, features)
-            return self._best(new, self.scores_of_new(new), k, chosen, new.positives)[0]
+            private = partial(self._private_of_new, new)
+            return self._best(new, self.scores_of_new(new), k, chosen, new.positives, private)[0]
         if features:
             raise ConfigError(f"the data has the features of user '{user}': leave them out")
         return next(self.lists(self.indices([user]), k, chosen, threads=1))
@@ -317,17 +319,20 @@ class Model(Recommends):
     def explain(self, user: str | int, items: Sequence[str | int]) -> list[str]:
         """Return, for each item, the largest contribution to the user's score, in words.
 
-        The words are empty unless the method's scores are sums of contributions.
+        Methods whose scores are not sums of contributions are refused.
         """
-        history = self.data.history(self.indices([user]))
-        numbers = self.data.item_numbers(items).astype(np.int32)
-        return [self._because(reason) for reason in self.reasons(history, numbers[None])[0]]
+        check_explains(self.method)
+        mine, numbers = self.indices([user]), self.data.item_numbers(items).astype(np.int32)
+        history, private = self.data.history(mine), partial(self.private_of, mine)
+        return [self._because(why) for why in self.reasons(history, numbers[None], private)[0]]
 
-    def reasons(self, history: TrainView, items: NDArray[np.int32]) -> list[list[Reason]]:
-        """Return the largest contribution to each score: items [clients, ranks]."""
+    def reasons(
+        self, history: TrainView, items: NDArray[np.int32], private: Callable[[], Private]
+    ) -> list[list[Reason]]:
+        """Return the largest contribution to each score, if any: items [clients, ranks]."""
         found = [[Reason()] * items.shape[1]] * len(items)
-        if isinstance(self.method, Explains):
-            found = self.method.contributions(self.shared, history, items)
+        if isinstance(self.method, Explains) and self.method.unexplained is None:
+            found = self.method.contributions(self.shared, private(), history, items)
         popular = [POPULAR] * items.shape[1]
         without = self.without_history(history).tolist()
         return [popular if none else mine for none, mine in zip(without, found, strict=True)]
@@ -392,7 +397,8 @@ class Model(Recommends):
             seen = history.positives
             if past is not None:
                 history, seen = past(batch)
-            return self._best(history, self.scores(batch, history), k, chosen, seen)
+            private = partial(self.private_of, batch)
+            return self._best(history, self.scores(batch, history), k, chosen, seen, private)
 
         if len(users) == 1:  # a thread costs more than one user's list
             yield from work(users)
@@ -404,9 +410,15 @@ class Model(Recommends):
                     yield from done
 
     def _best(
-        self, history: TrainView, scores: Scores, k: int, chosen: Filter, seen: Ragged
+        self,
+        history: TrainView,
+        scores: Scores,
+        k: int,
+        chosen: Filter,
+        seen: Ragged,
+        private: Callable[[], Private],
     ) -> list[list[Recommendation]]:
-        """Return each client's best allowed items that are not seen."""
+        """Return each client's best allowed items that are not seen; reasons need ``private``."""
         data = self.data
         items, values = chosen.top(self.list_scores(history, scores), seen, k)
         return [
@@ -415,7 +427,9 @@ class Model(Recommends):
                 for item, value, because in zip(*listed, map(self._because, why), strict=True)
                 if item >= 0
             ]
-            for *listed, why in zip(items, values, self.reasons(history, items), strict=True)
+            for *listed, why in zip(
+                items, values, self.reasons(history, items, private), strict=True
+            )
         ]
 
     def _similar(self, item: str | int, k: int) -> list[Recommendation]:
@@ -472,26 +486,3 @@ def _read(file: Path, digests: Mapping[str, str]) -> dict[str, Array]:
     if hashlib.sha256(content).hexdigest() != digests.get(file.name):
         raise RunError(f"the digest of {file.name} is not the one in {HEADER}")
     return dict(load(content))
-
-
-def fold_in(
-    method: Method, shared: Shared, history: TrainView, streams: Streams, passes: int = PASSES
-) -> Private:
-    """Return private parameters of new clients after some rounds on their own devices.
-
-    Nothing is uploaded, so nothing needs protection, and no noise is drawn.
-    """
-    declared = method.private_fields(history, shared, streams)
-    store = PrivateStore(declared, len(history))
-    everybody = np.arange(len(history))
-    phases = [phase for phase in method.phases if phase.personal]
-    if declared and phases:
-        # A pooled method would train new clients on each other's data; each is alone here.
-        for clients in chunks(everybody, 1 if method.traits.pooled else max(1, len(history))):
-            own = history.take(clients)
-            per_client = method.download_own(shared, own.clients.astype(np.int64))
-            received = {**phases[-1].download(shared), **per_client}
-            for number in range(passes):
-                fitted = phases[-1].fit(received, store.read(clients), own, Round(number, streams))
-                store.write(clients, fitted.private)
-    return store.read(everybody)

@@ -18,10 +18,9 @@ from hushrec.data.splitting import Split, SplitConfig, make_split
 from hushrec.data.views import TrainView
 from hushrec.evaluation.evaluator import EvaluationConfig, Evaluator
 from hushrec.federation.backends import Machine
-from hushrec.methods.base import Exports, ExportsUser, Fitted, Method, MethodConfig, Shared
+from hushrec.methods.base import Exports, ExportsUser, Fitted, Method, MethodConfig, Shared, fold_in
 from hushrec.private import PerClient, PerClientRows, Private, PrivateFields, PrivateStore
 from hushrec.serving.bundle import contents
-from hushrec.serving.model import fold_in
 from hushrec.serving.recommender import Recommender
 from hushrec.streams import Round, Streams
 from hushrec.testing.checks import (

@@ -102,8 +102,13 @@ class Roster(Stored):
         enrolled: Sequence[Enrolment],
         partition: Partition | None = None,
     ) -> Roster:
-        """Number the users of all nodes, or take the numbers of a rehearsal's ``partition``."""
-        silos = experiment.silos.kind != "none"
+        """Number the users of all nodes, or take the numbers of a rehearsal's ``partition``.
+
+        A node that has forgotten a user since does not say which: then everybody is numbered anew.
+        """
+        silos, usual = experiment.silos.kind != "none", partition or {}
+        if any(node.users < len(usual[node.name].users) for node in enrolled if node.name in usual):
+            partition = None
         if partition is None:
             holdings = _numbered(enrolled, silos)
         else:

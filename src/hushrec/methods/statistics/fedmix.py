@@ -411,7 +411,7 @@ class FedMix(
         return out
 
     def contributions(
-        self, shared: Shared, history: TrainView, items: NDArray[np.int32]
+        self, shared: Shared, private: Private, history: TrainView, items: NDArray[np.int32]
     ) -> list[list[Reason]]:
         """Find the expert whose scores lift each item most above the mean item."""
         weights, active = shared["weights"] / shared["scale"][:-1], self.active(shared, history)

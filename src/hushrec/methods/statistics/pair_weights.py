@@ -43,6 +43,7 @@ from hushrec.kernels.jit import Array, njit
 from hushrec.methods import base, forms
 from hushrec.methods.base import (
     IDLE,
+    POPULAR,
     Fitted,
     Method,
     MethodConfig,
@@ -135,7 +136,7 @@ class ItemPairs(Method, base.Explains, base.Exports, base.ItemNeighbours, base.I
         return past
 
     def contributions(
-        self, shared: Shared, history: TrainView, items: NDArray[np.int32]
+        self, shared: Shared, private: Private, history: TrainView, items: NDArray[np.int32]
     ) -> list[list[Reason]]:
         """Compare the weights from the history with popularity above the mean."""
         recency, popularity = shared["scalars"]
@@ -281,9 +282,6 @@ def both_ways(keys: Keys, values: Sums, n_items: int) -> tuple[Keys, Sums]:
     return both[order], np.concatenate([values, values])[order]
 
 
-POPULAR = Reason("popular")
-
-
 def reasons_from(
     words: str, past: NDArray[np.int32], influence: NDArray[np.float32], expert: str = ""
 ) -> list[Reason]:
@@ -296,6 +294,37 @@ def reasons_from(
     best, most = past[influence.argmax(axis=0)], influence.max(axis=0)
     found = np.where(most > 0, best, -1).tolist()
     return [Reason(words, expert, item) for item in found]
+
+
+def solved_reasons(
+    items: Array,
+    everything: Array,
+    touched: Ragged,
+    listed: NDArray[np.int32],
+    ridge: Array,
+) -> list[list[Reason]]:
+    """Return the touched item that adds most to each score by the vectors of `solve_users`.
+
+    A vector is A⁻¹ times the sum of the touched items' vectors, so a score is a sum over them (Hu,
+    Koren and Volinsky 2008, section 5). ``listed`` is [clients, items]; -1 is no item.
+    """
+    out = []
+    for client, some in enumerate(listed):
+        own = items[touched[client]]
+        influence = solved_influence(own, everything, items[some], ridge[client])
+        found = reasons_from(SIMILAR, touched[client], influence.astype(np.float32))
+        out.append([r if i >= 0 else Reason() for r, i in zip(found, some, strict=True)])
+    return out
+
+
+def solved_influence(own: Array, everything: Array, listed: Array, ridge: float) -> Array:
+    """Return what each touched item, a row of ``own``, adds to scores: [touched, listed]."""
+    matrix = everything + own.T @ own + ridge * np.eye(own.shape[1])
+    return np.asarray(own @ np.linalg.solve(matrix, listed.T))
+
+
+SIMILAR = "similar to {}"
+"""What a large product of the vectors of two items says."""
 
 
 def weights_of(table: Shared, item: int) -> Scores:
