@@ -229,7 +229,7 @@ WRONG_MANIFESTS = {
         expert("transitions", ends=[3, 2, 1]),
         expert("transitions", ends=[0, 1]),
         expert("transitions", logs="all"),
-        expert("transitions", scale=-1.0),
+        expert("transitions", recency=-1.0),
         expert("categories", sizes=[1]),
         expert("categories", latest=[-1]),
     ],
