@@ -23,7 +23,7 @@ from hushrec.federation.client import Task
 from hushrec.federation.experiment import read_preset
 from hushrec.federation.sums import MOST_WORDS
 from hushrec.methods.statistics.experts import HEAD
-from hushrec.methods.statistics.fedmix import FedMix
+from hushrec.methods.statistics.fedmix import FedMix, FedMixConfig
 from hushrec.privacy.protection import Protection
 from hushrec.secagg.keys import SHARE_BYTES, SIGNATURE_BYTES
 from hushrec.secagg.messages import ANNOUNCEMENT_BYTES, SEALED_BYTES
@@ -120,8 +120,8 @@ class Scenario:
 def scenarios() -> list[Scenario]:
     """Return what docs/scale.md compares."""
     default = FedMix()
-    halved = FedMix(FedMix.Config(hold_out="clients", fit_fraction=0.1))
-    phones = FedMix(FedMix.Config(**read_preset("fedmix", "phones")["options"]))
+    halved = FedMix(FedMixConfig(hold_out="clients", fit_fraction=0.1))
+    phones = FedMix(FedMixConfig(**read_preset("fedmix", "phones")["options"]))
     return [
         Scenario("1,000 silos of 1,000 users, the default", default, 1000, 10**6, 1000),
         Scenario("1,000 silos, hold_out=clients", halved, 1000, 10**6, 1000),
