@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from hushrec.aggregation import UploadShape
+from hushrec.aggregation import Grid, UploadShape
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.sums import COUNTS, NodeSum, RoundVector, round_shape
 from hushrec.methods.base import method_class, method_names
@@ -63,6 +63,16 @@ def test_the_default_declares_what_it_counts():
                 "cooccurrence": ITEMS**2,
                 "popularity": ITEMS,
                 "categories": groups**2,
+            }.items()
+            for held in ("held_out/", "")
+        },
+        {
+            f"{held}{name}": Grid(bits)
+            for name, bits in {
+                "transitions": 16,
+                "recent-transitions": 16,
+                "cooccurrence": 0,
+                "popularity": 0,
             }.items()
             for held in ("held_out/", "")
         },

@@ -27,6 +27,44 @@ from hushrec.kernels import pairs as pair_kernels
 from hushrec.kernels import ragged
 
 
+STEPS_PER_UNIT = 2.0**32
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Fixed point of the rows of a key space: a secure sum then needs narrower words.
+
+    Rows are multiples of 2^-bits, and a client's rows of one key add up to ``largest`` at most, in
+    size. The declaration is public. `ExactSum` refuses an upload that does not keep to it, so the
+    exact sum and the secure sum are the same number.
+    """
+
+    bits: int
+    largest: int = 1
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.bits <= 32 and 1 <= self.largest < 2**30):
+            raise ConfigError(
+                f"a grid of {self.bits} bits up to {self.largest} cannot be summed: use 0 to 32 "
+                "bits, and a largest value from 1 on and below 2^30"
+            )
+
+    @property
+    def unit(self) -> int:
+        """Steps of the exact sum between two points of the grid."""
+        return int(STEPS_PER_UNIT) >> self.bits
+
+    @property
+    def most(self) -> int:
+        """Steps of the exact sum in ``largest``."""
+        return int(STEPS_PER_UNIT) * self.largest
+
+    def round(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the nearest points of the grid."""
+        scale = 2.0**self.bits
+        return (np.rint(values.astype(np.float64) * scale) / scale).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class UploadShape:
     """Names and sizes of the arrays that every client uploads; the same for all data."""
@@ -37,20 +75,24 @@ class UploadShape:
     dense: Mapping[str, tuple[int, ...]]
     spaces: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Number of keys, and width, of the rows of each key space."""
+    grids: Mapping[str, Grid] = field(default_factory=dict)
+    """Fixed point of the key spaces that declare one."""
 
     @classmethod
     def of(cls, update: Update, n_rows: int) -> UploadShape:
         """Read the shape from an update; that of a batch of no clients will do."""
         if update.rows.keys() & update.dense.keys():
             raise ConfigError("a table and a dense array of an upload need different names")
-        tables, spaces = {}, {}
+        tables, spaces, grids = {}, {}, {}
         for name, rows in update.rows.items():
             if isinstance(rows, KeyedRows):
                 spaces[name] = rows.space, rows.rows.shape[1]
+                if rows.grid is not None:
+                    grids[name] = rows.grid
             else:
                 tables[name] = rows.rows.shape[1]
         dense = {name: array.shape[1:] for name, array in update.dense.items()}
-        return cls(n_rows, tables, dense, spaces)
+        return cls(n_rows, tables, dense, spaces, grids)
 
     @property
     def sparse(self) -> dict[str, tuple[int, int]]:
@@ -132,6 +174,16 @@ class KeyedRows(ClientRows):
 
     space: int = field(kw_only=True)
     """Number of keys that exist: n² for pairs of n items, 1 for one row per client."""
+    grid: Grid | None = field(default=None, kw_only=True)
+    """The rows' fixed point, where one is declared."""
+
+    @property
+    def keeps_grid(self) -> bool:
+        """Whether the rows are as declared."""
+        if self.grid is None:
+            return True
+        unit, most = self.grid.unit, self.grid.most
+        return bool(pair_kernels.keeps_grid(self.indptr, self.ids, self.rows, unit, most))
 
 
 @dataclass(frozen=True)
@@ -197,9 +249,6 @@ class Total:
         return out
 
 
-STEPS_PER_UNIT = 2.0**32
-
-
 class _KeyedSum:
     """An exact sum over 64-bit keys: few sorted runs, each at least twice the next one's size."""
 
@@ -249,6 +298,11 @@ class ExactSum:
         for name, sent in update.rows.items():
             if isinstance(sent, KeyedRows):
                 assert sent.base is None, "keys have no table to differ from"
+                if not sent.keeps_grid:
+                    raise ConfigError(
+                        f"the upload of '{name}' is not what the method declares, multiples of "
+                        f"2^-{sent.grid.bits} up to {sent.grid.largest}: declare another grid, or none"
+                    )
                 keyed = self._keyed.setdefault(name, _KeyedSum())
                 self._check(keyed.add(sent.ids, sent.rows), name)
                 continue

@@ -171,6 +171,7 @@ class Contract:
     def public(self) -> TrainView:
         """The public view: the catalogue and its features, and no clients."""
         catalogue = self.catalogue
+        split = self.experiment.split.resolved(in_order=True, has_baskets=False)
         usual = {name: c for name, c in catalogue.context.items() if isinstance(c, Categorical)}
         return TrainView(
             users=NO_ROWS.astype(np.int32),
@@ -182,7 +183,8 @@ class Contract:
             user_features={**catalogue.user_features, **usual},
             item_features=catalogue.item_features,
             holders=NO_ROWS.astype(np.int32) if self.silos else None,
-            repeats=self.experiment.split.next_basket,
+            repeats=split.next_basket,
+            merged=split.repeats == "merge",
         )
 
     @cached_property

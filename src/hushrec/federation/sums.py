@@ -169,6 +169,9 @@ def _check_sum(arrays: Arrays, clients: int, expected: ExpectedSum, noised: bool
             if largest > clients * STEPS_PER_UNIT * SLACK:
                 raise MessageError(f"'{name}' is larger than {clients} clients can make it")
             continue
+        grid = shape.grids.get(name)
+        if grid is not None and (largest > clients * grid.most or (array % grid.unit).any()):
+            raise MessageError(f"'{name}' is not what {clients} clients can make of its grid")
         flat = array.reshape(-1).astype(np.float64)
         square += float(flat @ flat)
     norm, most = np.sqrt(square) / STEPS_PER_UNIT, clients * expected.norm * SLACK

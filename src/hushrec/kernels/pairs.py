@@ -40,6 +40,31 @@ def key_order(keys: Array) -> Array:
 
 
 @njit(cache=True, nogil=True)
+def keeps_grid(indptr: Array, keys: Array, rows: Array, unit: int, most: int) -> bool:
+    """Say whether rows are multiples of ``unit`` steps of 2^-32, and each client's sums by key at
+    most ``most`` steps."""
+    width = rows.shape[1]
+    for c in range(len(indptr) - 1):
+        mine = keys[indptr[c] : indptr[c + 1]]
+        ascending = True
+        for k in range(1, len(mine)):
+            ascending &= mine[k] > mine[k - 1]
+        order = np.arange(len(mine)) if ascending else key_order(mine)
+        own = np.zeros(width, np.int64)
+        for k in range(len(order)):
+            if k and mine[order[k]] != mine[order[k - 1]]:
+                own[:] = 0
+            for column in range(width):
+                steps: Any = np.float64(rows[indptr[c] + order[k], column]) * 4294967296.0
+                if not abs(steps) <= most or np.int64(steps) != steps or np.int64(steps) % unit:
+                    return False
+                own[column] += np.int64(steps)
+                if abs(own[column]) > most:
+                    return False
+    return True
+
+
+@njit(cache=True, nogil=True)
 def sum_by_key(keys: Array, rows: Array) -> tuple[Array, Array, bool]:
     """Sum rows by key in fixed point (2^-32 steps): ascending keys, sums, and whether all fit."""
     n, width = rows.shape

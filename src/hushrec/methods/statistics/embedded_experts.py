@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import KeyedRows
+from hushrec.aggregation import Grid, KeyedRows
 from hushrec.data.features import category_columns, category_shares
 from hushrec.data.views import TrainView
 from hushrec.kernels import baskets, mixture, ragged
@@ -37,6 +37,12 @@ FLOOR = 0.001
 """Added before the logarithm."""
 EQUALLY = np.ones(0, np.float32)
 """Weights of the last items that are all 1."""
+
+
+ONES = Grid(bits=0)
+"""Of counts that are 0 or 1 for each client."""
+FADING = Grid(bits=16)
+"""Of transitions: a pair of two items has one distance, and at most the weight 1."""
 
 
 class PairExpert(Expert):
@@ -86,9 +92,11 @@ class Transitions(PairExpert):
 
     def count(self, view: TrainView) -> KeyedRows:
         """Count transitions within the window, 1/steps each, and the items themselves."""
-        past, by_gap = view.positives, fading(self.regression[0])
+        past, by_gap = view.positives, FADING.round(fading(self.regression[0]))
         pairs = pair_kernels.following_pairs(past.indptr, past.values, view.n_items, by_gap)
-        return KeyedRows(*pairs, space=view.n_items**2)
+        # A client that has an item several times may count it, and its pairs, as often.
+        grid = FADING if view.merged else None
+        return KeyedRows(*pairs, space=view.n_items**2, grid=grid)
 
     def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Regress the next item on the recent history; outside the head, each pair by itself."""
@@ -240,7 +248,7 @@ class Cooccurrence(PairExpert):
         """Count the pairs of each client's latest items, and the items themselves."""
         items = distinct_items(pair_weights.latest(view.positives, self.config.latest))
         pairs = pair_kernels.common_pairs(items.indptr, items.values, view.n_items)
-        return KeyedRows(*pairs, space=view.n_items**2)
+        return KeyedRows(*pairs, space=view.n_items**2, grid=ONES)
 
     def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Solve EASE, and find the vectors."""
@@ -326,7 +334,7 @@ class PopularityExpert(Expert):
         """Upload a one for every item of the client."""
         items = distinct_items(view.positives)
         keys, ones = items.values.astype(np.int64), np.ones((len(items.values), 1), np.float32)
-        return KeyedRows(items.indptr, keys, ones, space=view.n_items)
+        return KeyedRows(items.indptr, keys, ones, space=view.n_items, grid=ONES)
 
     def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Divide by the mean."""
