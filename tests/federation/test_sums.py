@@ -34,22 +34,28 @@ def vectors(method, rounds):
         collected = federation.round()
         told = collected.loss, collected.up_bytes, collected.zeroed_out
         summed = NodeSum("run", number, collected.summed, *told)
-        out.append((shape, RoundVector(shape).pack(summed, 1)))
+        form = RoundVector(shape, 10, 2**30)
+        out.append((shape, form.layout, list(form.pack(summed, 1))))
     return out
 
 
 @pytest.mark.parametrize("name", FEDERATED)
 def test_a_vector_is_as_long_as_its_declared_parts(name):
     method = method_class(name)(method_class(name).Config.model_validate(SHORT.get(name, {})))
-    for shape, vector in vectors(method, min(method.planned_rounds, 4)):
-        declared = sum(math.prod(size) for size in shape.whole.values())
-        assert len(vector) == declared + len(COUNTS) + WIDE
+    for shape, layout, pieces in vectors(method, min(method.planned_rounds, 4)):
+        declared = sum(
+            # Ten clients with multiples of 2^-16 up to 1 need four bytes, with whole numbers two.
+            math.prod(size) * ({16: 4, 0: 2}[shape.grids[each].bits] if each in shape.grids else 8)
+            for each, size in shape.whole.items()
+        )
+        (piece,) = pieces
+        assert len(piece) == layout.nbytes == declared + 8 * (len(COUNTS) + WIDE)
 
 
 def test_the_default_declares_what_it_counts():
     """Pairs are items squared, popularity has one key an item, and weights are one row."""
     made = ExperimentRequest("demo", "fedmix", settings=SHORT["fedmix"]).experiment().make_method()
-    count, candidates, weights, network = (shape for shape, _ in vectors(made, 4))
+    count, candidates, weights, network = (shape for shape, _, _ in vectors(made, 4))
     groups = 4  # the three thirds of the catalogue, and unknown
     assert count == UploadShape(
         ITEMS,

@@ -298,10 +298,11 @@ class ExactSum:
         for name, sent in update.rows.items():
             if isinstance(sent, KeyedRows):
                 assert sent.base is None, "keys have no table to differ from"
-                if not sent.keeps_grid:
+                if sent.grid is not None and not sent.keeps_grid:
                     raise ConfigError(
                         f"the upload of '{name}' is not what the method declares, multiples of "
-                        f"2^-{sent.grid.bits} up to {sent.grid.largest}: declare another grid, or none"
+                        f"2^-{sent.grid.bits} up to {sent.grid.largest}: declare another grid, or "
+                        "none"
                     )
                 keyed = self._keyed.setdefault(name, _KeyedSum())
                 self._check(keyed.add(sent.ids, sent.rows), name)

@@ -3,6 +3,7 @@
 import math
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,9 +26,9 @@ from hushrec.federation.rounds import Callback, run_rounds
 from hushrec.federation.setup import set_up
 from hushrec.federation.sums import ExpectedSum, StageReply, StageRequest, round_shape
 from hushrec.io.codec import Message
-from hushrec.secagg import Identity, Stage
+from hushrec.secagg import Identity, Stage, VectorLayout
 from hushrec.secagg import vectors as secagg_vectors
-from hushrec.secagg.messages import ANNOUNCEMENT_BYTES
+from hushrec.secagg.messages import Announcement
 from hushrec.streams import SecretRound, Streams
 from hushrec.testing import taste_world
 from secure_sums import CHANCE, FRAME, body, least_likely
@@ -182,9 +183,10 @@ def exact_vector(world):
     """The vector of all nodes together, which each one's is like."""
     found, download = world.exact(), world.download()
     protection = world.task.protection_of(download.to(world.cohort[:0]))
-    form = vectors.RoundVector(vectors.round_shape(world.task, protection, download))
+    shape = vectors.round_shape(world.task, protection, download)
+    form = vectors.RoundVector(shape, len(world.cohort), 2**30)
     total = vectors.NodeSum("run", 1, found.summed, found.loss, found.up_bytes, found.zeroed_out)
-    return form.pack(total, 1)
+    return np.frombuffer(b"".join(form.pack(total, 1)), np.int64)
 
 
 # ------------------------------------------------------------ a server that cheats
@@ -195,7 +197,7 @@ def test_a_forged_key_is_noticed_by_name(world):
         if step is None or name != "node-1" or step.stage != Stage.SHARES:
             return request
         said = bytearray(step.message)
-        said[FRAME + 1 + ANNOUNCEMENT_BYTES] ^= 1  # the key of the second node
+        said[FRAME + 1 + Announcement.size(32)] ^= 1  # the key of the second node
         return replace(step, message=bytes(said)).to_bytes()
 
     world.wire.change = forge
@@ -265,20 +267,41 @@ def test_nothing_leaves_in_the_clear(world):
         Worker(store)
 
 
-def test_a_vector_beyond_all_measure_is_refused(world, monkeypatch):
-    step = StageRequest("run", 1, Stage.KEYS, request=asked_of(world, "node-1").to_bytes())
-    monkeypatch.setattr(vectors, "MOST_WORDS", 100)
-    answer = Refusal.from_bytes(world.made.answering("node-1")(step.to_bytes()))
-    assert "numbers is more than the 100 that a node sends" in answer.why
-    with pytest.raises(ConfigError, match="use a method with smaller uploads"):
+def test_a_vector_beyond_all_measure_is_refused(tmp_path, monkeypatch):
+    world = World(tmp_path, secure=SecureSums(most_bytes=2**10))
+    with pytest.raises(ConfigError, match=r"than the 1,024 .* use a method with smaller uploads"):
         world.train()
+    allowed = vectors.RoundVector.layout
+    monkeypatch.setattr(vectors.RoundVector, "layout", property(lambda form: longer(form)))
+
+    def longer(form):
+        return allowed.func(replace(form, most_bytes=2**30)) if on_server else allowed.func(form)
+
+    on_server = True
+    answers = world.made.wire.workers
+
+    def answer(name, message):
+        nonlocal on_server
+        on_server = False
+        try:
+            return answers[name](message)
+        finally:
+            on_server = True
+
+    world.wire.nodes = {name: partial(answer, name) for name in answers}
+    with pytest.raises(FederationError, match="0 nodes answered"):
+        world.train()
+    assert {
+        "the contract lets a node send" in told.why for told in world.events.of("declined")
+    } == {True}
 
 
 @pytest.mark.parametrize("stage", list(Stage)[1:])
 def test_steps_out_of_order_are_refused(world, stage):
     world.train()
     answer = world.made.answering("node-1")
-    for number, word in ((1, "due" if stage == Stage.MASKED else "sent"), (7, "not in sum 7")):
+    away = "not in the set-up of sums 70" if stage == Stage.SHARES else "not in sum 70"
+    for number, word in ((1, "due" if stage == Stage.MASKED else "sent"), (70, away)):
         said = Refusal.from_bytes(answer(StageRequest("run", number, stage).to_bytes()))
         assert word in said.why
 
@@ -328,8 +351,9 @@ def test_a_node_that_is_killed_goes_on(tmp_path, monkeypatch, undisturbed, when)
         path = connection.execute("PRAGMA database_list").fetchone()[2]
         with real(connection):
             yield
-            stage = connection.execute("SELECT number, request FROM sums").fetchone()
-            at = (path, stage, when)
+            queries = "SELECT first, request FROM setups", "SELECT number, request FROM sums"
+            stages = tuple(connection.execute(query).fetchone() for query in queries)
+            at = (path, stages, when)
             if when == "in the transaction" and at not in died:
                 died.add(at)
                 raise RuntimeError("killed")
@@ -450,13 +474,15 @@ def test_the_noise_of_another_sum_is_another(tmp_path):
         worker = Worker(store, credentials=world.made.credentials("node-2"))
         for number in (7, 8):
             request, run = asked_of(world, "node-2"), worker.runs.get("run")
-            kept = replace(worker.sums._kept(run), number=number, asked=request.to_bytes())
-            vectors_left.append(worker.sums._train(run, request, kept)[0])
-    one, other = (each[:-10].astype(float) / 2**32 for each in vectors_left)  # counts and loss off
+            pieces, _ = worker.sums._train(run, request, "digest", number)
+            vectors_left.append(np.frombuffer(b"".join(pieces), np.int64))
+    # The loss comes first, and the counts last.
+    one, other = (each[5:-5].astype(float) / 2**32 for each in vectors_left)
     share = world.plan.protection.mechanisms[-1].noise_std() / math.sqrt(3)
     assert (one - other).std() == pytest.approx(math.sqrt(2) * share, rel=0.1)
     for each in vectors_left:
-        assert np.array_equal(each[-10:], vectors_left[0][-10:])
+        for part in (slice(5), slice(-5, None)):
+            assert np.array_equal(each[part], vectors_left[0][part])
 
 
 @pytest.mark.parametrize("method", ["pfedrec", "fednext"])
@@ -485,15 +511,20 @@ def test_a_node_must_be_who_it_is(world):
 
 
 def test_a_journal_counts_on_and_keeps_the_last_entry(tmp_path):
-    folder = tmp_path / "sums"
+    folder, layout = tmp_path / "sums", VectorLayout({"x": (3,)})
     assert RecoveryJournal(folder).read() is None
     assert [RecoveryJournal(folder).next_number() for _ in range(3)] == [1, 2, 3]
-    RecoveryJournal(folder).write(JournalEntry(1, "one"))
-    RecoveryJournal(folder).write(JournalEntry(2, "two"))
+    assert RecoveryJournal(folder).next_number(count=8) == 4
+    for number, about in ((1, "one"), (2, "two")):
+        RecoveryJournal(folder).pieces(number, layout).write("total", 0, b"abc")
+        RecoveryJournal(folder).write(JournalEntry(number, 1, about))
     assert RecoveryJournal(folder).read().about == "two"
+    assert [path.name for path in folder.glob("pieces-*")] == ["pieces-2"]
+    assert RecoveryJournal(folder).pieces(2, layout).read("total", 0) == b"abc"
     RecoveryJournal(folder).clear()
     assert RecoveryJournal(folder).read() is None
-    assert RecoveryJournal(folder).next_number() == 4
+    assert RecoveryJournal(folder).next_number() == 12
+    assert not list(folder.glob("pieces-*"))
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
 
 
@@ -592,7 +623,7 @@ def test_a_download_is_encoded_once_for_all_nodes_of_a_secure_sum(world, encoded
     shared = {
         TrainRequest.from_bytes(step.request).shared
         for _, step, _, _ in world.wire.seen
-        if step and step.stage == Stage.KEYS
+        if step and step.stage == Stage.MASKED
     }
     assert len(shared) == 1
     world.backend().evaluate(world.task.method.serving(world.task.initial), "valid")
