@@ -21,8 +21,10 @@ from hushrec.secagg import (
 )
 from hushrec.secagg.messages import BOTH_BYTES, colluders_of
 from hushrec.secagg.protocol import later_seed
+from hushrec.secagg.vectors import Word
 from secure_sums import (
     Play,
+    following_sum,
     identities,
     make_terms,
     next_sum,
@@ -103,6 +105,110 @@ def test_whoever_is_lost_when(leaves, low, seed):
     total, survivors = run_in_memory(people, vectors, terms, lost)
     assert survivors == tuple(name for name in people if when[name] > Stage.MASKED)
     assert total.tolist() == wrapped_sum([vectors[name] for name in survivors])
+
+
+@st.composite
+def forms(draw):
+    """A layout with words of every width, in pieces of any size, and a node's number of clients."""
+    arrays, bounded = {}, {}
+    clients = draw(st.sampled_from([1, 7, 2**15 - 1, 2**15]))
+    for k in range(draw(st.integers(1, 3))):
+        arrays[f"x{k}"] = draw(st.tuples(st.integers(1, 9), st.integers(1, 2)))
+        if draw(st.booleans()):
+            largest = draw(st.sampled_from([1, 3, 2**16]))
+            bounded[f"x{k}"] = Word.bounded("x", 2**16, largest, 4 * clients)
+    piece = 8 * draw(st.integers(5, 12))
+    return VectorLayout(arrays, ("loss",), bounded, piece), clients
+
+
+@settings(max_examples=60, deadline=None)
+@given(forms(), st.integers(0, 2**32), st.integers(0, 3), st.integers(0, 9), st.booleans())
+def test_a_secure_sum_is_the_exact_sum(form, seed, who, when, sparse):
+    """Any shapes, words and pieces; one of four nodes is lost at a piece, or not at all. Every
+    entry is as large as the bound allows, in one direction, so that a narrower word would wrap."""
+    (layout, clients), people = form, identities(4)
+    random, entries = np.random.default_rng(seed), {}
+    for name in people:
+        entries[name] = {}
+        for each, shape in layout.arrays.items():
+            word = layout.words.get(each)
+            most = 2**60 if word is None else clients * word.largest * word.unit
+            sign = random.choice([1, 1, 0], shape[:1])[:, None] * np.ones(shape, np.int64)
+            entries[name][each] = sign * most * (-1) ** (seed % 2)
+    loss = {name: int(random.integers(-(2**60), 2**60)) << 230 for name in people}
+    vectors = {}
+    for name, own in entries.items():
+        rows = {each: np.flatnonzero(array.any(1)) for each, array in own.items()}
+        given_ = {each: (rows[each], own[each][rows[each]]) for each in own} if sparse else own
+        vectors[name] = b"".join(layout.pack(given_, {"loss": loss[name]}, 4, clients))
+    lost = {Stage.MASKED: {("abcd"[who], when)}} if when < layout.pieces else {}
+    play = Play.of(people, vectors, make_terms(people, layout=layout)).until(Stage.REVEALED, lost)
+    left = [name for name in people if not lost or name != "abcd"[who]]
+    assert play.server.survivors == tuple(left)
+    found, wide = layout.unpack(play.server.total())
+    assert wide == {"loss": sum(loss[name] for name in left)}
+    for each, array in found.items():
+        np.testing.assert_array_equal(array, sum(entries[name][each] for name in left))
+
+
+def test_a_piece_counts_once_and_in_its_place():
+    layout = VectorLayout({"x": (12,)}, piece_bytes=32)
+    sums = play(4, layout=layout).until(Stage.SHARES)
+    said = {name: sums.let(name, Stage.MASKED, sums.told[Stage.SHARES][name]) for name in "abcd"}
+    third = sums.again("a", 2)
+    with pytest.raises(MessageError, match=r"node 'a' sent piece 2 .* awaited is piece 0"):
+        sums.server.receive("a", third)
+    sums.server.receive("a", said["a"])
+    assert sums.again("a", 0) == said["a"], "the same bytes whenever it is asked for"
+    for wrong in (said["a"], third):
+        with pytest.raises(MessageError, match=r"node 'a' sent piece . .* awaited is piece 1"):
+            sums.server.receive("a", wrong)
+    assert sums.server.awaiting(0) == ("b", "c", "d") and sums.server.awaiting(1) == ("a",)
+    for name in "bcd":
+        sums.server.receive(name, said[name])
+    for name in "abcd":
+        for number in (1, 2):
+            sums.server.receive(name, sums.again(name, number))
+    assert sums.server.awaited == ()
+    for number in (-1, 3):
+        with pytest.raises(MessageError, match=f"the vector of sum 1 has no piece {number}"):
+            sums.nodes["a"].mask(sums.states["a"], number, bytes(32))
+    sums.close()
+    assert sums.server.pieces.kept.keys() == {"masked"}, "and no node's pieces"
+    sums.until_end()
+    assert sums.total().tolist() == wrapped_sum(sums.vectors.values())
+    with pytest.raises(MessageError, match="no vector of node 'a' is due in sum 1"):
+        sums.again("a", 0)
+
+
+def test_one_set_up_serves_many_sums():
+    sums = play(4, sums=3).until(Stage.REVEALED)
+    assert sums.total().tolist() == wrapped_sum(sums.vectors.values())
+    second = following_sum(sums).until(Stage.REVEALED, lost={Stage.MASKED: {"b"}})
+    assert second.server.survivors == ("a", "c", "d")
+    third = following_sum(second, about="another round").until(Stage.REVEALED)
+    assert third.total().tolist() == wrapped_sum(sums.vectors.values()), "b is back"
+    assert len({each.said[Stage.MASKED]["a"] for each in (sums, second, third)}) == 3
+    with pytest.raises(ConfigError, match="sum 4 is not one of the set-up of sums 1 to 3"):
+        following_sum(third)
+
+
+def test_material_is_used_once():
+    """Not for the same number, nor for one that was passed over, nor with other shares."""
+    first = play(4, sums=3).until(Stage.MASKED)
+    told = first.told[Stage.SHARES]["a"]
+    for again in (first.terms, replace(first.terms, about="another model")):
+        with pytest.raises(MessageError, match="sum 1 was begun before by node 'a'"):
+            SumNode(again, "a", first.people["a"]).begin(first.setups["a"], told)
+    third = replace(first.terms, number=3)
+    setup, _ = SumNode(third, "a", first.people["a"]).begin(first.setups["a"], told)
+    with pytest.raises(MessageError, match="sum 2 was begun before by node 'a'"):
+        SumNode(replace(third, number=2), "a", first.people["a"]).begin(setup, told)
+    with pytest.raises(MessageError, match="sent node 'a' its list of shares already"):
+        SumNode(third, "a", first.people["a"]).begin(first.setups["a"], told + bytes(1))
+    other = replace(first.terms, first=4, number=4)
+    with pytest.raises(MessageError, match="is in another set-up than sum 4"):
+        SumNode(other, "a", first.people["a"]).begin(first.setups["a"], told)
 
 
 def test_one_sum_after_the_other():

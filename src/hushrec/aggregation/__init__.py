@@ -26,7 +26,6 @@ from hushrec.io.codec import HEADER_BYTES, ArrayGroup, ArraySpec, Count, Message
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.kernels import ragged
 
-
 STEPS_PER_UNIT = 2.0**32
 
 

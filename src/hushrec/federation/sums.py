@@ -45,7 +45,7 @@ from hushrec.io import codec
 from hushrec.io.codec import Arrays, ArraySpec
 from hushrec.privacy.protection import Protection
 from hushrec.secagg import Stage, VectorLayout
-from hushrec.secagg.vectors import Entries, Word
+from hushrec.secagg.vectors import PIECE_BYTES, Entries, Word
 
 COUNTS = ("clients", "trained", "lost", "up_bytes", "zeroed_out")
 """Counts of a sum, beside its arrays."""
@@ -206,7 +206,8 @@ class RoundVector:
         for name, grid in self.shape.grids.items():
             largest = grid.most // grid.unit
             words[f"rows/{name}"] = Word.bounded(name, grid.unit, largest, self.clients)
-        layout = VectorLayout({**rows, **dense, "counts": (len(COUNTS),)}, ("loss",), words)
+        arrays = {**rows, **dense, "counts": (len(COUNTS),)}
+        layout = VectorLayout(arrays, ("loss",), words, PIECE_BYTES)
         if layout.nbytes > self.most_bytes:
             raise ConfigError(
                 f"a secure sum of {layout.nbytes:,} bytes is more than the {self.most_bytes:,} "

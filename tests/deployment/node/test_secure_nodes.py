@@ -1,6 +1,7 @@
 """Secure sums on nodes: lost, cheated, killed and asked twice; noise that nobody can remove."""
 
 import math
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from scipy.stats import chi2
 from secure_nodes import QUICK, World, same
 from test_nodes_backend import federated
 
+from hushrec.aggregation import ExactSum, Grid, KeyedRows, LossSum, Update, UploadShape
 from hushrec.data.splitting import make_split
 from hushrec.deployment.coordinator.run import RemoteBackend
 from hushrec.deployment.coordinator.summing import JournalEntry, RecoveryJournal
@@ -304,6 +306,136 @@ def test_steps_out_of_order_are_refused(world, stage):
     for number, word in ((1, "due" if stage == Stage.MASKED else "sent"), (70, away)):
         said = Refusal.from_bytes(answer(StageRequest("run", number, stage).to_bytes()))
         assert word in said.why
+
+
+# ------------------------------------------------------------ pieces, and many sums
+
+
+def in_pieces(monkeypatch, size=1024):
+    monkeypatch.setattr(vectors, "PIECE_BYTES", size)
+
+
+def not_zero(arrays):
+    """The rows of a sum that are not zero: a secure sum does not tell the others from none."""
+    out = dict(arrays)
+    for name in [name for name in arrays if name.startswith("ids/")]:
+        rows = name.replace("ids/", "rows/", 1)
+        some = arrays[rows].any(1)
+        out |= {name: arrays[name][some], rows: arrays[rows][some]}
+    return out
+
+
+@pytest.mark.parametrize("gone", [None, 0, 3])
+def test_the_default_method_is_counted_in_pieces(tmp_path, monkeypatch, gone):
+    """Nodes restart for every piece; a node that is lost at a later piece is not in the sum."""
+    in_pieces(monkeypatch, 2**12)
+    world = World(tmp_path, method="fedmix")
+    world.wire.lost = set() if gone is None else {("node-3", Stage.MASKED, gone)}
+    found = world.train()
+    exact = world.exact(without=[] if gone is None else ["node-3"])
+    mine, theirs = not_zero(found.summed.to_arrays()), not_zero(exact.summed.to_arrays())
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
+    assert (found.loss, found.up_bytes, found.summed.clients) == (
+        exact.loss,
+        exact.up_bytes,
+        exact.summed.clients,
+    )
+    pieces = {step.piece for _, step, _, _ in world.wire.seen if step}
+    assert len(pieces) > 10
+    assert max(len(said) for _, said in world.wire.answers(Stage.MASKED)) < 2**12 + 2**10
+    spools = [path.name for path in (world.made.folder / "sums").glob("pieces-*/*")]
+    assert spools == ["total"], "no node's vector is left"
+
+
+def test_a_piece_is_the_same_again_and_nothing_else_is_sent(world, monkeypatch):
+    in_pieces(monkeypatch)
+    world.wire.lost = {(f"node-{k}", Stage.CONSISTENCY) for k in range(1, 5)}
+    with pytest.raises(FederationError):
+        world.train()
+    answer = world.made.answering("node-1")
+    asked = [
+        (step, request, said)
+        for name, step, request, said in world.wire.seen
+        if name == "node-1" and step and step.stage == Stage.MASKED
+    ]
+    assert len(asked) > 2
+    for _, request, said in reversed(asked):
+        assert answer(request) == said
+    first = asked[0][0]
+    for wrong, word in [
+        (replace(first, request=first.request + b" "), "sum 1 again, with something else"),
+        (replace(first, message=first.message + b" "), "sum 1 again, with something else"),
+        (replace(first, piece=len(asked), request=b"", message=b""), "has no piece"),
+        (replace(first, number=2, piece=1), "not in sum 2"),
+    ]:
+        assert word in Refusal.from_bytes(answer(wrong.to_bytes())).why
+    assert world.uploads()["node-1"] == {} and world.rounds() == [0, 0, 0, 0]
+
+
+def test_vectors_are_removed_when_they_have_arrived(world):
+    world.wire.lost = {(f"node-{k}", Stage.REVEALED) for k in (2, 4)}
+    with pytest.raises(FederationError):
+        world.train()
+    for name in world.made.partition:
+        assert world.table(name, "SELECT COUNT(*) FROM pieces") == [(0,)]
+
+
+def stages(world):
+    return Counter(step.stage for _, step, _, _ in world.wire.seen if step)
+
+
+def play_rounds(world, backend, *numbers):
+    for number in numbers:
+        download = world.download(number)
+        protection = world.task.protection_of(download.to(world.cohort[:0]))
+        yield backend.train(download, protection, world.cohort)
+
+
+def test_a_set_up_serves_rounds_and_evaluations_until_it_is_used_up(tmp_path):
+    world = World(tmp_path, secure=SecureSums(setup_sums=3))
+    backend = world.backend()
+    (first,) = play_rounds(world, backend, 1)
+    same(first, world.exact())
+    backend.evaluate(world.task.method.serving(world.task.initial), "valid")
+    list(play_rounds(world, backend, 2))
+    assert stages(world)[Stage.KEYS] == stages(world)[Stage.SHARES] == 4
+    assert stages(world)[Stage.MASKED] == stages(world)[Stage.REVEALED] == 3 * 4
+    backend.evaluate(world.task.method.serving(world.task.initial), "valid")
+    assert stages(world)[Stage.KEYS] == 8
+    numbers = [step.number for _, step, _, _ in world.wire.seen if step and step.stage == 3]
+    assert sorted(set(numbers)) == [1, 2, 3, 4]
+    assert world.rounds() == [2, 2, 2, 2]
+
+
+def test_a_node_that_was_away_at_the_set_up_is_in_the_next_one(tmp_path):
+    world = World(tmp_path)
+    backend = world.backend()
+    away = world.wire.nodes.pop("node-3")
+    (first,) = play_rounds(world, backend, 1)
+    same(first, world.exact(without=["node-3"]))
+    assert stages(world)[Stage.KEYS] == 3
+    world.wire.nodes["node-3"] = away
+    (second,) = play_rounds(world, backend, 2)
+    assert second.summed.clients == len(world.cohort)
+    assert stages(world)[Stage.KEYS] == 3 + 4
+    # Whoever leaves later is lost in that sum only, without a new set-up.
+    world.wire.lost = {("node-3", Stage.MASKED)}
+    (third,) = play_rounds(world, backend, 3)
+    assert third.summed.clients < len(world.cohort)
+    assert stages(world)[Stage.KEYS] == 3 + 4
+
+
+def test_a_node_takes_no_more_clients_than_there_are(world):
+    """The words are as wide as the number of clients in the request needs."""
+    form = vectors.RoundVector(UploadShape(3, {}, {}, {"x": (9, 1)}, {"x": Grid(0)}), 2, 2**20)
+    summed = ExactSum(3)
+    rows = np.ones((3, 1), np.float32)
+    pairs = KeyedRows(np.arange(4), np.zeros(3, np.int64), rows, space=9, grid=Grid(0))
+    summed.add(Update(3, {"x": pairs}))
+    with pytest.raises(ConfigError, match="2 clients take part, and this node has more"):
+        form.pack(vectors.NodeSum("run", 1, summed, LossSum(), 0, 0), 3)
 
 
 # ------------------------------------------------------------ asked twice, killed
