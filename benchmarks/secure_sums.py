@@ -161,8 +161,8 @@ def main(data: str, method: str, nodes: int) -> None:
             given = folder / name, registered, identities[name], ends[name]
             processes.append(spawn.Process(target=answer_for, args=given))
         here, there = spawn.Pipe()
-        given = folder, contract, partition, registered, wires, there
-        processes.append(spawn.Process(target=coordinate, args=given))
+        everything = folder, contract, partition, registered, wires, there
+        processes.append(spawn.Process(target=coordinate, args=everything))
         for process in processes:
             process.start()
         seconds, peak, sent, exchanges = here.recv()

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from hushrec.aggregation import (
     ClientRows,
     ExactSum,
-    Grid,
+    FixedPoint,
     KeyedRows,
     Total,
     Update,
@@ -259,7 +259,10 @@ def test_many_runs_of_keys():
         assert sums[:, 0].tolist() == [expected[key] for key in sorted(expected)]
 
 
-def on_grid(values, keys, indptr=(0, 1, 3), grid=Grid(2, 2)):
+QUARTERS = FixedPoint(2, 2)
+
+
+def on_grid(values, keys, indptr=(0, 1, 3), grid=QUARTERS):
     rows = np.array(values, np.float32).reshape(-1, 1)
     return KeyedRows(np.array(indptr), np.array(keys, np.int64), rows, space=9, grid=grid)
 
@@ -287,8 +290,8 @@ def test_a_grid_is_declared_and_changes_no_sum():
     for name, array in plain.to_arrays().items():
         np.testing.assert_array_equal(declared.to_arrays()[name], array)
     shape = UploadShape.of(Update(2, {"pairs": on_grid(values, keys)}), 9)
-    assert shape.grids == {"pairs": Grid(2, 2)}
-    assert Grid(2).round(np.float32([0.3, 0.4, -1.1])).tolist() == [0.25, 0.5, -1.0]
+    assert shape.grids == {"pairs": FixedPoint(2, 2)}
+    assert FixedPoint(2).round(np.float32([0.3, 0.4, -1.1])).tolist() == [0.25, 0.5, -1.0]
     for bad in ((33, 1), (-1, 1), (2, 0)):
         with pytest.raises(ConfigError, match="cannot be summed"):
-            Grid(*bad)
+            FixedPoint(*bad)

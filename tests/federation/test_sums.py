@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from hushrec.aggregation import Grid, UploadShape
+from hushrec.aggregation import FixedPoint, UploadShape
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.sums import COUNTS, NodeSum, RoundVector, round_shape
 from hushrec.methods.base import method_class, method_names
@@ -73,7 +73,7 @@ def test_the_default_declares_what_it_counts():
             for held in ("held_out/", "")
         },
         {
-            f"{held}{name}": Grid(bits)
+            f"{held}{name}": FixedPoint(bits)
             for name, bits in {
                 "transitions": 16,
                 "recent-transitions": 16,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from hushrec.errors import MessageError, TooFewError
-from hushrec.secagg import Identity, Stage, keys, messages, protocol, vectors
+from hushrec.secagg import Identity, Stage, keys, messages, node, vectors
 from hushrec.secagg.keys import SHARE_BYTES, recover, weights_at_zero
 from hushrec.secagg.messages import SERVER, Announcement, index_bytes
-from hushrec.secagg.protocol import SumSecrets, all_secrets, announcement
+from hushrec.secagg.node import SumSecrets, all_secrets, announcement
 from secure_sums import (
     CHANCE,
     FRAME,
@@ -372,8 +372,8 @@ def test_what_one_sum_reveals_opens_no_other_sum(reused, monkeypatch):
     one mask key for all sums.
     """
     if reused:
-        whole = protocol.later_seed
-        monkeypatch.setattr(protocol, "later_seed", lambda seed, sums: whole(seed, 0))
+        whole = node.later_seed
+        monkeypatch.setattr(node, "later_seed", lambda seed, sums: whole(seed, 0))
         monkeypatch.setattr(messages, "check_distinct", lambda terms, announced: None)
     size = 2**14
     first = play(4, words=size, sums=3)

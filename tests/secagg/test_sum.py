@@ -20,7 +20,7 @@ from hushrec.secagg import (
     VectorLayout,
 )
 from hushrec.secagg.messages import BOTH_BYTES, colluders_of
-from hushrec.secagg.protocol import later_seed
+from hushrec.secagg.node import later_seed
 from hushrec.secagg.vectors import Word
 from secure_sums import (
     Play,

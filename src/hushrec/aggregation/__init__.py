@@ -21,47 +21,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.aggregation.fixed_point import STEPS_PER_UNIT as STEPS_PER_UNIT
+from hushrec.aggregation.fixed_point import FixedPoint as FixedPoint
 from hushrec.errors import ConfigError, DivergedError, MessageError
 from hushrec.io.codec import HEADER_BYTES, ArrayGroup, ArraySpec, Count, Message, check_arrays
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.kernels import ragged
-
-STEPS_PER_UNIT = 2.0**32
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Fixed point of the rows of a key space: a secure sum then needs narrower words.
-
-    Rows are multiples of 2^-bits, and a client's rows of one key add up to ``largest`` at most, in
-    size. The declaration is public. `ExactSum` refuses an upload that does not keep to it, so the
-    exact sum and the secure sum are the same number.
-    """
-
-    bits: int
-    largest: int = 1
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.bits <= 32 and 1 <= self.largest < 2**30):
-            raise ConfigError(
-                f"a grid of {self.bits} bits up to {self.largest} cannot be summed: use 0 to 32 "
-                "bits, and a largest value from 1 on and below 2^30"
-            )
-
-    @property
-    def unit(self) -> int:
-        """Steps of the exact sum between two points of the grid."""
-        return int(STEPS_PER_UNIT) >> self.bits
-
-    @property
-    def most(self) -> int:
-        """Steps of the exact sum in ``largest``."""
-        return int(STEPS_PER_UNIT) * self.largest
-
-    def round(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the nearest points of the grid."""
-        scale = 2.0**self.bits
-        return (np.rint(values.astype(np.float64) * scale) / scale).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -74,7 +39,7 @@ class UploadShape:
     dense: Mapping[str, tuple[int, ...]]
     spaces: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Number of keys, and width, of the rows of each key space."""
-    grids: Mapping[str, Grid] = field(default_factory=dict)
+    grids: Mapping[str, FixedPoint] = field(default_factory=dict)
     """Fixed point of the key spaces that declare one."""
 
     @classmethod
@@ -173,7 +138,7 @@ class KeyedRows(ClientRows):
 
     space: int = field(kw_only=True)
     """Number of keys that exist: n² for pairs of n items, 1 for one row per client."""
-    grid: Grid | None = field(default=None, kw_only=True)
+    grid: FixedPoint | None = field(default=None, kw_only=True)
     """The rows' fixed point, where one is declared."""
 
     @property

@@ -9,14 +9,8 @@ from whom, and under which assumptions.
 
 from hushrec.secagg.keys import Identity
 from hushrec.secagg.messages import SetupTerms, Stage, SumTerms
-from hushrec.secagg.protocol import (
-    NodeState,
-    SetupNode,
-    SetupServer,
-    SetupState,
-    SumNode,
-    SumServer,
-)
+from hushrec.secagg.node import NodeState, SetupNode, SetupState, SumNode
+from hushrec.secagg.server import SetupServer, SumServer
 from hushrec.secagg.vectors import VectorLayout
 
 __all__ = [

@@ -318,6 +318,10 @@ def check_enough(terms: SetupTerms, indices: Iterable[int], what: str) -> None:
         )
 
 
+Table = Mapping[int, bytes]
+"""Parts of a message, by the node that each concerns."""
+
+
 def write_set(terms: SetupTerms, indices: Iterable[int]) -> bytes:
     """Return a set of nodes as a bitmap."""
     return sum(1 << index for index in set(indices)).to_bytes(_set_bytes(terms), "little")

@@ -12,7 +12,7 @@ from scipy.stats import chi2
 from secure_nodes import QUICK, World, same
 from test_nodes_backend import federated
 
-from hushrec.aggregation import ExactSum, Grid, KeyedRows, LossSum, Update, UploadShape
+from hushrec.aggregation import ExactSum, FixedPoint, KeyedRows, LossSum, Update, UploadShape
 from hushrec.data.splitting import make_split
 from hushrec.deployment.coordinator.run import RemoteBackend
 from hushrec.deployment.coordinator.summing import JournalEntry, RecoveryJournal
@@ -429,10 +429,12 @@ def test_a_node_that_was_away_at_the_set_up_is_in_the_next_one(tmp_path):
 
 def test_a_node_takes_no_more_clients_than_there_are(world):
     """The words are as wide as the number of clients in the request needs."""
-    form = vectors.RoundVector(UploadShape(3, {}, {}, {"x": (9, 1)}, {"x": Grid(0)}), 2, 2**20)
+    form = vectors.RoundVector(
+        UploadShape(3, {}, {}, {"x": (9, 1)}, {"x": FixedPoint(0)}), 2, 2**20
+    )
     summed = ExactSum(3)
     rows = np.ones((3, 1), np.float32)
-    pairs = KeyedRows(np.arange(4), np.zeros(3, np.int64), rows, space=9, grid=Grid(0))
+    pairs = KeyedRows(np.arange(4), np.zeros(3, np.int64), rows, space=9, grid=FixedPoint(0))
     summed.add(Update(3, {"x": pairs}))
     with pytest.raises(ConfigError, match="2 clients take part, and this node has more"):
         form.pack(vectors.NodeSum("run", 1, summed, LossSum(), 0, 0), 3)

@@ -30,7 +30,7 @@ from hushrec.federation.sums import ExpectedSum, NodeSum, StageRequest
 from hushrec.io.codec import HEADER_BYTES, Count, Message, kind_of
 from hushrec.io.files import sync, write_bytes, writing
 from hushrec.secagg import SetupServer, Stage, SumServer, VectorLayout
-from hushrec.secagg.protocol import MASKED
+from hushrec.secagg.server import MASKED
 
 LARGEST_TOTAL = 2**62 - 1
 Metrics = Mapping[str, list[str]]
@@ -42,7 +42,7 @@ TOTAL = "total"
 
 
 class FilePieces:
-    """Pieces of vectors in files of one folder (`secagg.protocol.PieceStore`)."""
+    """Pieces of vectors in files of one folder (`secagg.server.PieceStore`)."""
 
     def __init__(self, folder: Path, piece_bytes: int) -> None:
         self.folder, self.piece_bytes = folder, piece_bytes

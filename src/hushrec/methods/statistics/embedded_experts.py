@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import Grid, KeyedRows
+from hushrec.aggregation import FixedPoint, KeyedRows
 from hushrec.data.features import category_columns, category_shares
 from hushrec.data.views import TrainView
 from hushrec.kernels import baskets, mixture, ragged
@@ -39,9 +39,9 @@ EQUALLY = np.ones(0, np.float32)
 """Weights of the last items that are all 1."""
 
 
-ONES = Grid(bits=0)
+ONES = FixedPoint(bits=0)
 """Of counts that are 0 or 1 for each client."""
-FADING = Grid(bits=16)
+FADING = FixedPoint(bits=16)
 """Of transitions: a pair of two items has one distance, and at most the weight 1."""
 
 
