@@ -21,12 +21,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation.fixed_point import STEPS_PER_UNIT as STEPS_PER_UNIT
-from hushrec.aggregation.fixed_point import FixedPoint as FixedPoint
 from hushrec.errors import ConfigError, DivergedError, MessageError
 from hushrec.io.codec import HEADER_BYTES, ArrayGroup, ArraySpec, Count, Message, check_arrays
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.kernels import ragged
+from hushrec.kernels.pairs import STEPS_PER_UNIT as STEPS_PER_UNIT
+from hushrec.kernels.pairs import FixedPoint as FixedPoint
 
 
 @dataclass(frozen=True)
