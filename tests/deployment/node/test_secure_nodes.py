@@ -18,7 +18,7 @@ from hushrec.deployment.coordinator.run import RemoteBackend
 from hushrec.deployment.coordinator.summing import JournalEntry, RecoveryJournal
 from hushrec.deployment.node import database as schema
 from hushrec.deployment.node.worker import Worker
-from hushrec.errors import ConfigError, FederationError, MessageError
+from hushrec.errors import ConfigError, FederationError, MessageError, RunError
 from hushrec.federation import sums as vectors
 from hushrec.federation.client import Download
 from hushrec.federation.contract import Catalogue, Contract, SecureSums
@@ -660,6 +660,15 @@ def test_a_journal_counts_on_and_keeps_the_last_entry(tmp_path):
     assert RecoveryJournal(folder).next_number() == 12
     assert not list(folder.glob("pieces-*"))
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("file", ["sum-kept", "pieces-1/total"])
+def test_a_damaged_journal_is_a_sentence(world, file):
+    world.train()
+    path = world.made.folder / "sums" / file
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RunError, match="damaged"):
+        world.train()
 
 
 def test_a_server_that_starts_again_goes_on_with_its_journal(world, tmp_path):

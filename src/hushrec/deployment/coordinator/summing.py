@@ -104,7 +104,12 @@ class RecoveryJournal:
 
     def read(self) -> JournalEntry | None:
         """Return the last entry."""
-        return JournalEntry.from_bytes(self.entry.read_bytes()) if self.entry.exists() else None
+        if not self.entry.exists():
+            return None
+        try:
+            return JournalEntry.from_bytes(self.entry.read_bytes())
+        except MessageError as error:
+            raise RunError(f"the journal of secure sums is damaged: {error}") from None
 
     def pieces(self, number: int, layout: VectorLayout) -> FilePieces:
         """Return the pieces of the vectors of a sum."""
@@ -384,14 +389,14 @@ class SecureSumming:
         self, subject: str, number: int, layout: VectorLayout
     ) -> tuple[JournalEntry, Iterator[bytes]] | None:
         """Return the sum of this round that was begun before a restart, if it can be opened."""
+        kept = self.journal.read()
+        if kept is None or kept.about != subject:
+            return None
+        files = self.journal.pieces(kept.number, layout)
+        if kept.opened:
+            return kept, self._opened(files, layout, keep=True)
+        terms = self.registered.terms(self.agreed, kept.first, kept.number, layout, subject)
         try:
-            kept = self.journal.read()
-            if kept is None or kept.about != subject:
-                return None
-            files = self.journal.pieces(kept.number, layout)
-            if kept.opened:
-                return kept, self._opened(files, layout, keep=True)
-            terms = self.registered.terms(self.agreed, kept.first, kept.number, layout, subject)
             server = SumServer.from_bytes(terms, kept.server, files)
         except MessageError as error:
             raise RunError(f"the journal of secure sums is damaged: {error}") from None
