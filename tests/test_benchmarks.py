@@ -112,6 +112,15 @@ def test_a_small_crowd_goes_through_the_large_catalogue(monkeypatch):
     assert result["test"]["ndcg@10"] > 2 * result["popularity"]["ndcg@10"], "an order to find"
 
 
+@pytest.mark.slow
+def test_a_small_secure_sum_is_that_of_one_process(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    command = importlib.import_module("benchmarks.secure_sums").main
+    done = CliRunner().invoke(command, ["--data", "demo", "--method", "fedease"])
+    assert done.exit_code == 0, done.output
+    assert "the same sum as one process" in done.output
+
+
 def test_plain_loop_learns_and_keeps_devices_apart(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.syspath_prepend(ROOT)
