@@ -127,6 +127,7 @@ def test_experts_keep_to_what_they_declare(histories, mode, held):
 
 def test_an_item_that_comes_again_would_be_too_much():
     """The control: were transitions declared all the same, the upload would be refused."""
-    counted = Transitions(FedMixConfig()).count(clients_of([[1, 2, 1]], 6))
+    view = replace(clients_of([[1, 2, 1]], 6), merged=True)
+    counted = Transitions(FedMixConfig()).count(view)
     with pytest.raises(ConfigError, match=r"'pairs' is not what the method declares.*2\^-16"):
         ExactSum(6).add(Update(1, {"pairs": counted}))
