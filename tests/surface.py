@@ -54,7 +54,7 @@ SECTIONS = (
                 "Round",
                 "Streams",
             ),
-            *("Fitted", "Update", "ClientRows", "KeyedRows", "Total", "UploadShape"),
+            *("Fitted", "Update", "ClientRows", "KeyedRows", "FixedPoint", "Total", "UploadShape"),
             *("PerClient", "PerClientRows", "PerClientTable"),
         ),
         {

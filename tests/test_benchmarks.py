@@ -147,6 +147,15 @@ def test_a_phone_uploads_at_most_four_megabytes(monkeypatch):
     assert sum(cost.rounds for cost in costs.values()) == phones.method.planned_rounds
 
 
+@pytest.mark.slow
+def test_a_small_secure_sum_is_that_of_one_process(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    command = importlib.import_module("benchmarks.secure_sums").main
+    done = CliRunner().invoke(command, ["--data", "demo", "--method", "fedease"])
+    assert done.exit_code == 0, done.output
+    assert "the same sum as one process" in done.output
+
+
 def test_plain_loop_learns_and_keeps_devices_apart(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.syspath_prepend(ROOT)

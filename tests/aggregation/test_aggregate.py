@@ -8,8 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hushrec.aggregation import ClientRows, ExactSum, KeyedRows, Total, Update, UploadShape
-from hushrec.errors import DivergedError
+from hushrec.aggregation import (
+    ClientRows,
+    ExactSum,
+    FixedPoint,
+    KeyedRows,
+    Total,
+    Update,
+    UploadShape,
+)
+from hushrec.errors import ConfigError, DivergedError
 
 N_ROWS, WIDTH = 9, 3
 numbers = st.floats(-1e4, 1e4, width=32)
@@ -249,3 +257,41 @@ def test_many_runs_of_keys():
         ids, sums = total.rows["t"]
         assert ids.tolist() == sorted(expected)
         assert sums[:, 0].tolist() == [expected[key] for key in sorted(expected)]
+
+
+QUARTERS = FixedPoint(2, 2)
+
+
+def on_grid(values, keys, indptr=(0, 1, 3), grid=QUARTERS):
+    rows = np.array(values, np.float32).reshape(-1, 1)
+    return KeyedRows(np.array(indptr), np.array(keys, np.int64), rows, space=9, grid=grid)
+
+
+@pytest.mark.parametrize(
+    ("values", "keys"),
+    [
+        ([0.3, 0, 0], [0, 1, 2]),  # off the grid
+        ([2.25, 0, 0], [0, 1, 2]),  # too large
+        ([0, -2.25, 0], [0, 1, 2]),
+        ([0, 1.25, 1], [0, 5, 5]),  # too large together
+        ([0, np.nan, 0], [0, 1, 2]),
+    ],
+)
+def test_what_is_not_on_its_declared_grid_is_refused(values, keys):
+    with pytest.raises(ConfigError, match=r"'pairs' is not what .* multiples of 2\^-2 up to 2"):
+        ExactSum(9).add(Update(2, {"pairs": on_grid(values, keys)}))
+
+
+def test_a_grid_is_declared_and_changes_no_sum():
+    values, keys = [0.25, 1.25, -2], [5, 5, 1]
+    declared, plain = ExactSum(9), ExactSum(9)
+    declared.add(Update(2, {"pairs": on_grid(values, keys)}))
+    plain.add(Update(2, {"pairs": on_grid(values, keys, grid=None)}))
+    for name, array in plain.to_arrays().items():
+        np.testing.assert_array_equal(declared.to_arrays()[name], array)
+    shape = UploadShape.of(Update(2, {"pairs": on_grid(values, keys)}), 9)
+    assert shape.grids == {"pairs": FixedPoint(2, 2)}
+    assert FixedPoint(2).round(np.float32([0.3, 0.4, -1.1])).tolist() == [0.25, 0.5, -1.0]
+    for bad in ((33, 1), (-1, 1), (2, 0)):
+        with pytest.raises(ConfigError, match="cannot be summed"):
+            FixedPoint(*bad)

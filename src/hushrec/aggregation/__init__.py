@@ -25,6 +25,8 @@ from hushrec.errors import ConfigError, DivergedError, MessageError
 from hushrec.io.codec import HEADER_BYTES, ArrayGroup, ArraySpec, Count, Message, check_arrays
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.kernels import ragged
+from hushrec.kernels.pairs import STEPS_PER_UNIT as STEPS_PER_UNIT
+from hushrec.kernels.pairs import FixedPoint as FixedPoint
 
 
 @dataclass(frozen=True)
@@ -37,20 +39,24 @@ class UploadShape:
     dense: Mapping[str, tuple[int, ...]]
     spaces: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Number of keys, and width, of the rows of each key space."""
+    grids: Mapping[str, FixedPoint] = field(default_factory=dict)
+    """Fixed point of the key spaces that declare one."""
 
     @classmethod
     def of(cls, update: Update, n_rows: int) -> UploadShape:
         """Read the shape from an update; that of a batch of no clients will do."""
         if update.rows.keys() & update.dense.keys():
             raise ConfigError("a table and a dense array of an upload need different names")
-        tables, spaces = {}, {}
+        tables, spaces, grids = {}, {}, {}
         for name, rows in update.rows.items():
             if isinstance(rows, KeyedRows):
                 spaces[name] = rows.space, rows.rows.shape[1]
+                if rows.grid is not None:
+                    grids[name] = rows.grid
             else:
                 tables[name] = rows.rows.shape[1]
         dense = {name: array.shape[1:] for name, array in update.dense.items()}
-        return cls(n_rows, tables, dense, spaces)
+        return cls(n_rows, tables, dense, spaces, grids)
 
     @property
     def sparse(self) -> dict[str, tuple[int, int]]:
@@ -132,6 +138,16 @@ class KeyedRows(ClientRows):
 
     space: int = field(kw_only=True)
     """Number of keys that exist: n² for pairs of n items, 1 for one row per client."""
+    grid: FixedPoint | None = field(default=None, kw_only=True)
+    """The rows' fixed point, where one is declared."""
+
+    @property
+    def keeps_grid(self) -> bool:
+        """Whether the rows are as declared."""
+        if self.grid is None:
+            return True
+        unit, most = self.grid.unit, self.grid.most
+        return bool(pair_kernels.keeps_grid(self.indptr, self.ids, self.rows, unit, most))
 
 
 @dataclass(frozen=True)
@@ -197,9 +213,6 @@ class Total:
         return out
 
 
-STEPS_PER_UNIT = 2.0**32
-
-
 class _KeyedSum:
     """An exact sum over 64-bit keys: few sorted runs, each at least twice the next one's size."""
 
@@ -249,6 +262,12 @@ class ExactSum:
         for name, sent in update.rows.items():
             if isinstance(sent, KeyedRows):
                 assert sent.base is None, "keys have no table to differ from"
+                if sent.grid is not None and not sent.keeps_grid:
+                    raise ConfigError(
+                        f"the upload of '{name}' is not what the method declares, multiples of "
+                        f"2^-{sent.grid.bits} up to {sent.grid.largest}: declare another grid, or "
+                        "none"
+                    )
                 keyed = self._keyed.setdefault(name, _KeyedSum())
                 self._check(keyed.add(sent.ids, sent.rows), name)
                 continue

@@ -343,6 +343,7 @@ def split_share(data: Interactions, config: SplitConfig, streams: Streams, share
         user_features={**data.user_features, **_usual_context(rows, part == TRAIN)},
         item_features=data.item_features,
         repeats=config.next_basket,
+        merged=config.repeats == "merge",
     )
     valid, test = ragged(VALID, data.item), ragged(TEST, data.item)
     members = np.flatnonzero(may_train(config, streams, share.population)[share.numbers])

@@ -81,6 +81,8 @@ class TrainView:
     repeats: bool = False
     """Whether lists may hold items of the history (``split.kind = next-basket``); then rows of one
     time are a basket."""
+    merged: bool = True
+    """Whether a client has each item once at most, by ``split.repeats``; public, as `repeats`."""
     noise: NDArray[np.float64] | None = None
     """Deviation of the noise that each client adds to its upload, if it does: it knows its own."""
     _excluded: Ragged | None = None

@@ -5,7 +5,15 @@ imports its base class and types from here. The names of this module and of `hus
 surface; they change only with an entry in the changelog.
 """
 
-from hushrec.aggregation import ClientRows, KeyedRows, Steps, Total, Update, UploadShape
+from hushrec.aggregation import (
+    ClientRows,
+    FixedPoint,
+    KeyedRows,
+    Steps,
+    Total,
+    Update,
+    UploadShape,
+)
 from hushrec.data.interactions import Categorical, Interactions, MultiCategorical, Numeric
 from hushrec.data.sources import DataFolder, DataSet
 from hushrec.data.views import Ragged, TrainView
@@ -54,6 +62,7 @@ __all__ = [
     "Exports",
     "ExportsUser",
     "Fitted",
+    "FixedPoint",
     "Gaussian",
     "Grid",
     "InProcess",

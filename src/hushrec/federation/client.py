@@ -226,9 +226,13 @@ def _read_update(arrays: codec.Arrays, expected: Expected) -> Update:
         if len(np.unique(ids)) != len(ids):
             raise MessageError(f"'{name}' has a row twice")
         indptr = np.array([0, len(ids)])
-        tables[name] = (
-            KeyedRows(indptr, ids, rows, space=count) if keyed else ClientRows(indptr, ids, rows)
-        )
+        if not keyed:
+            tables[name] = ClientRows(indptr, ids, rows)
+            continue
+        own = KeyedRows(indptr, ids, rows, space=count, grid=shape.grids.get(name))
+        if not own.keeps_grid:
+            raise MessageError(f"'{name}' is not on its declared grid, or too large")
+        tables[name] = own
     return Update(1, tables, {name: arrays[f"dense/{name}"] for name in shape.dense})
 
 

@@ -26,8 +26,8 @@ from hushrec.federation.experiment import Experiment
 from hushrec.io.codec import Arrays, GroupSpec, Message
 from hushrec.io.files import write_bytes
 from hushrec.privacy.config import PrivacyConfig
-from hushrec.secagg import SumTerms, VectorLayout
-from hushrec.secagg.messages import colluders_of, threshold_of
+from hushrec.secagg import SetupTerms, SumTerms, VectorLayout
+from hushrec.secagg.messages import MOST_SUMS, colluders_of, threshold_of
 
 NO_ROWS = np.zeros(0, np.int64)
 
@@ -99,6 +99,10 @@ class SecureSums(BaseModel):
     """Nodes that must stay to the end of a sum.  [more than two thirds, and min_nodes]"""
     colluders: Annotated[int, Field(ge=0)] = 0
     """Nodes that may collude with the server without weakening the guarantee of the others."""
+    setup_sums: Annotated[int, Field(ge=1, le=MOST_SUMS)] = 32
+    """Sums that one set-up announces keys for; its messages grow with it."""
+    most_bytes: Annotated[int, Field(ge=2**10, le=2**40)] = 2**30
+    """Longest vector that a node sends for one sum."""
 
     def check(self, nodes: int, privacy: PrivacyConfig) -> None:
         """Refuse conditions that do not fit a number of nodes and the noise."""
@@ -138,10 +142,18 @@ class NodeRegistry:
     identities: Mapping[str, bytes]
     """Public identity of every node, by its name."""
 
-    def terms(self, agreed: SecureSums, number: int, layout: VectorLayout, about: str) -> SumTerms:
-        """Return the terms of one sum."""
-        least, threshold = agreed.min_nodes, agreed.threshold
-        return SumTerms(self.federation, number, self.identities, layout, least, threshold, about)
+    def setup_terms(self, agreed: SecureSums, first: int) -> SetupTerms:
+        """Return the terms of the set-up of some sums."""
+        more = agreed.setup_sums, agreed.min_nodes, agreed.threshold
+        return SetupTerms(self.federation, first, self.identities, *more)
+
+    def terms(
+        self, agreed: SecureSums, first: int, number: int, layout: VectorLayout, about: str
+    ) -> SumTerms:
+        """Return the terms of one sum; ``first`` is the first one of its set-up."""
+        more = agreed.setup_sums, agreed.min_nodes, agreed.threshold
+        own = (self.federation, first, self.identities, *more)
+        return SumTerms(*own, number=number, layout=layout, about=about)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +183,7 @@ class Contract:
     def public(self) -> TrainView:
         """The public view: the catalogue and its features, and no clients."""
         catalogue = self.catalogue
+        split = self.experiment.split.resolved(in_order=True, has_baskets=False)
         usual = {name: c for name, c in catalogue.context.items() if isinstance(c, Categorical)}
         return TrainView(
             users=NO_ROWS.astype(np.int32),
@@ -182,7 +195,8 @@ class Contract:
             user_features={**catalogue.user_features, **usual},
             item_features=catalogue.item_features,
             holders=NO_ROWS.astype(np.int32) if self.silos else None,
-            repeats=self.experiment.split.next_basket,
+            repeats=split.next_basket,
+            merged=split.repeats == "merge",
         )
 
     @cached_property

@@ -8,16 +8,17 @@ A secure sum adds up vectors of whole numbers (`RoundVector`, `EvaluationVector`
 a node's reply, counts, losses and metrics included. Node and coordinator derive the same layout
 from public data and the request; it does not depend on the node's data.
 
-A secure sum runs in stages. The first `StageRequest` carries what is to be summed, a `TrainRequest`
-or an `EvaluationRequest`; every other one carries the nodes' messages of the stage before. A node
-answers with its own message (`StageReply`), with a refusal, or with `RoundClosed`, where it has
-opened a sum of the round.
+Secure sums run in stages: two of a set-up for many sums, and three of each sum. A `StageRequest`
+carries the nodes' messages of the stage before; the one for the first piece of the masked vector
+also what is to be summed, a `TrainRequest` or an `EvaluationRequest`. A node answers with its own
+message (`StageReply`), with a refusal, or with `RoundClosed`, where it has opened a sum of the
+round.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated
@@ -44,6 +45,7 @@ from hushrec.io import codec
 from hushrec.io.codec import Arrays, ArraySpec
 from hushrec.privacy.protection import Protection
 from hushrec.secagg import Stage, VectorLayout
+from hushrec.secagg.vectors import PIECE_BYTES, Entries, Word
 
 COUNTS = ("clients", "trained", "lost", "up_bytes", "zeroed_out")
 """Counts of a sum, beside its arrays."""
@@ -169,6 +171,9 @@ def _check_sum(arrays: Arrays, clients: int, expected: ExpectedSum, noised: bool
             if largest > clients * STEPS_PER_UNIT * SLACK:
                 raise MessageError(f"'{name}' is larger than {clients} clients can make it")
             continue
+        grid = shape.grids.get(name)
+        if grid is not None and (largest > clients * grid.most or (array % grid.unit).any()):
+            raise MessageError(f"'{name}' is not what {clients} clients can make of its grid")
         flat = array.reshape(-1).astype(np.float64)
         square += float(flat @ flat)
     norm, most = np.sqrt(square) / STEPS_PER_UNIT, clients * expected.norm * SLACK
@@ -176,46 +181,74 @@ def _check_sum(arrays: Arrays, clients: int, expected: ExpectedSum, noised: bool
         raise MessageError(f"the sum has norm {norm:.6g}, and {clients} clients at most {most:.6g}")
 
 
-MOST_WORDS = 2**26
-"""The longest vector: half a gigabyte, which every node sends."""
-Vector = NDArray[np.int64]
+Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class RoundVector:
-    """A `NodeSum` as a vector, with all rows of tables and key spaces written out."""
+    """A `NodeSum` as a vector, with all rows of tables and key spaces written out.
+
+    Key spaces that declare a grid have words as wide as the sum over all clients needs.
+    """
 
     shape: UploadShape
+    clients: int
+    """That take part on all nodes, which bounds the sum."""
+    most_bytes: int
+    """Of the longest vector that the contract allows."""
 
     @cached_property
     def layout(self) -> VectorLayout:
         """Names and shapes of the vector's parts, in the order of their names on every side."""
         rows = {f"rows/{name}": size for name, size in sorted(self.shape.sparse.items())}
         dense = {f"dense/{name}": size for name, size in sorted(self.shape.dense.items())}
-        return _layout({**rows, **dense, "counts": (len(COUNTS),)}, ("loss",))
+        words = {}
+        for name, grid in self.shape.grids.items():
+            largest = grid.most // grid.unit
+            words[f"rows/{name}"] = Word.bounded(name, grid.unit, largest, self.clients)
+        arrays = {**rows, **dense, "counts": (len(COUNTS),)}
+        layout = VectorLayout(arrays, ("loss",), words, PIECE_BYTES)
+        if layout.nbytes > self.most_bytes:
+            raise ConfigError(
+                f"a secure sum of {layout.nbytes:,} bytes is more than the {self.most_bytes:,} "
+                "that the contract lets a node send (secure.most_bytes): use a method with smaller "
+                "uploads, a shorter list of items, or sums in the clear"
+            )
+        return layout
 
-    def pack(self, found: NodeSum, nodes: int) -> Vector:
-        """Return the vector of a node; a sum of so many nodes cannot overflow."""
-        sparse = found.summed.to_arrays()
-        arrays = {name: np.zeros(size, np.int64) for name, size in self.layout.arrays.items()}
-        arrays["counts"] += list(found.counts().values())
-        for name in arrays.keys() & sparse.keys():
+    def pack(self, found: NodeSum, nodes: int) -> Iterator[bytes]:
+        """Return the pieces of a node's vector; a sum of so many nodes cannot overflow."""
+        if found.summed.clients > self.clients:
+            raise ConfigError(f"{self.clients} clients take part, and this node has more")
+        arrays, entries = found.summed.to_arrays(), dict[str, Entries]()
+        for name, shape in self.layout.arrays.items():
             part, _, own = name.partition("/")
-            rows = sparse.pop(f"ids/{own}") if part == "rows" else ...
-            arrays[name][rows] = sparse.pop(name)
-        if sparse:
-            raise ConfigError(f"the upload holds what its shape does not: {', '.join(sparse)}")
-        return self.layout.pack(arrays, {"loss": found.loss.steps}, nodes)
+            if part == "rows":
+                none = np.zeros(0, np.int64), np.zeros((0, *shape[1:]), np.int64)
+                given = arrays.pop(f"ids/{own}", none[0]), arrays.pop(name, none[1])
+                entries[name] = given
+            elif part == "dense":
+                entries[name] = arrays.pop(name, np.zeros(shape, np.int64))
+        if arrays:
+            raise ConfigError(f"the upload holds what its shape does not: {', '.join(arrays)}")
+        entries["counts"] = np.array(list(found.counts().values()))
+        wide = {"loss": found.loss.steps}
+        return self.layout.pack(entries, wide, nodes, found.summed.clients)
 
-    def unpack(self, vector: Vector) -> tuple[dict[str, int], dict[str, Vector]]:
+    def unpack(self, pieces: Iterable[bytes]) -> tuple[dict[str, int], dict[str, Rows]]:
         """Return the counts and the arrays of a `NodeSum` from a sum of vectors."""
-        whole, wide = self.layout.unpack(vector)
-        counts = dict(zip(COUNTS, whole.pop("counts").tolist(), strict=True))
-        arrays = {f"dense/{name}": whole[f"dense/{name}"] for name in self.shape.dense}
-        for name in self.shape.sparse:
-            rows = whole[f"rows/{name}"]
-            ids = np.flatnonzero(rows.any(1))
-            arrays |= {f"ids/{name}": ids, f"rows/{name}": rows[ids]}
+        sparse = {f"rows/{name}" for name in self.shape.sparse}
+        whole, wide = self.layout.unpack(pieces, sparse)
+        arrays: dict[str, Rows] = {}
+        counts: dict[str, int] = {}
+        for name, found in whole.items():
+            if isinstance(found, tuple):
+                own = name.removeprefix("rows/")
+                arrays |= {f"ids/{own}": found[0], name: found[1]}
+            elif name == "counts":
+                counts = dict(zip(COUNTS, found.tolist(), strict=True))
+            else:
+                arrays[name] = found
         nothing = not counts["clients"] and not any(array.any() for array in arrays.values())
         return {**counts, "loss": wide["loss"]}, {} if nothing else arrays
 
@@ -234,11 +267,11 @@ class EvaluationVector:
         for name in self.metrics:
             arrays |= {f"users/{name}": (1,), f"ranks/{name}": (RANK_BINS,)}
         wide = [f"{name}/{each}" for name, metrics in self.metrics.items() for each in metrics]
-        return _layout(arrays, tuple(wide))
+        return VectorLayout(arrays, tuple(wide))
 
-    def pack(self, found: Evaluation, nodes: int) -> Vector:
-        """Return the vector of a node; a sum of so many nodes cannot overflow."""
-        arrays: dict[str, Vector] = {}
+    def pack(self, found: Evaluation, nodes: int) -> Iterator[bytes]:
+        """Return the pieces of a node's vector; a sum of so many nodes cannot overflow."""
+        arrays: dict[str, Rows] = {}
         wide: dict[str, int] = {}
         for name, metrics in self.metrics.items():
             tally = found.tallies[name]
@@ -246,14 +279,15 @@ class EvaluationVector:
             wide |= {f"{name}/{each}": tally.sums.get(each, 0) for each in metrics}
         return self.layout.pack(arrays, wide, nodes)
 
-    def unpack(self, vector: Vector) -> Evaluation:
+    def unpack(self, pieces: Iterable[bytes]) -> Evaluation:
         """Return the nodes' evaluations together."""
-        arrays, wide = self.layout.unpack(vector)
+        arrays, wide = self.layout.unpack(pieces)
         tallies = {}
         for name, metrics in self.metrics.items():
-            users = int(arrays[f"users/{name}"][0])
-            sums = {each: wide[f"{name}/{each}"] for each in metrics if users}
-            tallies[name] = Tally(users, sums, arrays[f"ranks/{name}"].copy())
+            users, ranks = arrays[f"users/{name}"], arrays[f"ranks/{name}"]
+            assert not isinstance(users, tuple) and not isinstance(ranks, tuple), "dense"
+            sums = {each: wide[f"{name}/{each}"] for each in metrics if users[0]}
+            tallies[name] = Tally(int(users[0]), sums, ranks)
         return Evaluation(tallies)
 
 
@@ -279,29 +313,21 @@ def about(request: TrainRequest | EvaluationRequest) -> str:
     return f"{whole.run} ({clients}): {what}: {digest}"
 
 
-def _layout(arrays: Mapping[str, tuple[int, ...]], wide: tuple[str, ...]) -> VectorLayout:
-    layout = VectorLayout(arrays, wide)
-    if layout.length > MOST_WORDS:
-        raise ConfigError(
-            f"a secure sum of {layout.length:,} numbers is more than the {MOST_WORDS:,} that a "
-            "node sends: use a method with smaller uploads, a shorter list of items, or sums in "
-            "the clear"
-        )
-    return layout
-
-
 @dataclass(frozen=True)
 class StageRequest(codec.Message, kind="stage"):
     """The coordinator asks a node for its message of a stage."""
 
     run: codec.Name
     number: Annotated[int, Field(gt=0, lt=2**63)]
-    """Of the sum."""
+    """Of the sum; in a set-up, of its first one."""
     stage: Stage
     message: bytes = b""
-    """What the nodes sent in the stage before; empty in the first stage."""
+    """What the nodes sent in the stage before: empty in the first one, and from the second piece
+    of a masked vector on. Every sum begins with the message that ended its set-up."""
     request: bytes = b""
-    """What is to be summed; only in the first stage."""
+    """What is to be summed; only with the first piece of the masked vector."""
+    piece: codec.Count = 0
+    """Of the masked vector."""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ lock, so threads work on their own clients at the same time.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from hushrec.errors import ConfigError
 from hushrec.kernels.jit import Array, njit
 from hushrec.kernels.ragged import best_of
 
@@ -37,6 +39,70 @@ def key_order(keys: Array) -> Array:
         order, other = other, order
         shift += DIGIT_BITS
     return order
+
+
+STEPS_PER_UNIT = 2.0**32
+"""Steps of exact sums."""
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """What a key space declares of its rows: multiples of 2^-bits, and a bound.
+
+    A client's rows of one key add up to ``largest`` at most, in size. The declaration is public,
+    and uploads that do not keep to it are refused, so a secure sum may use narrower words and is
+    still the exact sum.
+    """
+
+    bits: int
+    largest: int = 1
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.bits <= 32 and 1 <= self.largest < 2**30):
+            raise ConfigError(
+                f"a grid of {self.bits} bits up to {self.largest} cannot be summed: use 0 to 32 "
+                "bits, and a largest value from 1 on and below 2^30"
+            )
+
+    @property
+    def unit(self) -> int:
+        """Steps of the exact sum between two points of the grid."""
+        return int(STEPS_PER_UNIT) >> self.bits
+
+    @property
+    def most(self) -> int:
+        """Steps of the exact sum in ``largest``."""
+        return int(STEPS_PER_UNIT) * self.largest
+
+    def round(self, values: Array) -> Array:
+        """Return the nearest points of the grid, as float32."""
+        scale = 2.0**self.bits
+        return (np.rint(values.astype(np.float64) * scale) / scale).astype(np.float32)
+
+
+@njit(cache=True, nogil=True)
+def keeps_grid(indptr: Array, keys: Array, rows: Array, unit: int, most: int) -> bool:
+    """Say whether rows are multiples of ``unit`` steps of 2^-32, and each client's sums by key at
+    most ``most`` steps."""
+    width = rows.shape[1]
+    for c in range(len(indptr) - 1):
+        mine = keys[indptr[c] : indptr[c + 1]]
+        ascending = True
+        for k in range(1, len(mine)):
+            ascending &= mine[k] > mine[k - 1]
+        order = np.arange(len(mine)) if ascending else key_order(mine)
+        own = np.zeros(width, np.int64)
+        for k in range(len(order)):
+            if k and mine[order[k]] != mine[order[k - 1]]:
+                own[:] = 0
+            for column in range(width):
+                steps: Any = np.float64(rows[indptr[c] + order[k], column]) * 4294967296.0
+                if not abs(steps) <= most or np.int64(steps) != steps or np.int64(steps) % unit:
+                    return False
+                own[column] += np.int64(steps)
+                if abs(own[column]) > most:
+                    return False
+    return True
 
 
 @njit(cache=True, nogil=True)

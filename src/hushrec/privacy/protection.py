@@ -171,6 +171,12 @@ class Protection:
                 )
             return update
         if self.mechanisms:
+            for name, rows in update.rows.items():
+                if isinstance(rows, KeyedRows) and rows.grid is not None:
+                    raise ConfigError(
+                        f"'{name}' declares a grid, which noise and clipping do not keep: declare "
+                        "none where the sums are protected"
+                    )
             written = {name: rows.differences() for name, rows in update.rows.items()}
             update = finite_or_zero(replace(update, rows=written))
             # A client without data uploads zeros, whatever the method computes: this defines

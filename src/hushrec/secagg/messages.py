@@ -1,4 +1,4 @@
-"""Terms and messages of one secure sum.
+"""Terms and messages of a set-up, and of the secure sums that use it.
 
 A message is a frame with sum, stage and sender, and a body whose size is known exactly: it follows
 from the terms and from the sets of nodes in the message, and is checked before the body is read.
@@ -13,7 +13,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cached_property
 
@@ -23,6 +23,8 @@ from hushrec.secagg.keys import KEY_BYTES, PRIME, SHARE_BYTES, SIGNATURE_BYTES, 
 from hushrec.secagg.vectors import VectorLayout
 
 MOST_NODES = 2**16 - 1
+MOST_SUMS = 2**10
+"""Of one set-up."""
 
 
 def threshold_of(nodes: int, min_nodes: int, configured: int | None) -> int:
@@ -40,7 +42,7 @@ def colluders_of(nodes: int, threshold: int) -> int:
 
 
 class Stage(IntEnum):
-    """Stages of a sum, named after what nodes send in them."""
+    """Stages, named after what nodes send: the first two are a set-up, the others each sum."""
 
     KEYS = 1
     SHARES = 2
@@ -50,31 +52,32 @@ class Stage(IntEnum):
 
 
 @dataclass(frozen=True)
-class SumTerms:
-    """What all parties know of one sum beforehand: nodes, layout of the vector, threshold.
+class SetupTerms:
+    """What all parties know of a set-up beforehand: nodes, threshold, and how many sums it is for.
 
     Each party has the terms from its own configuration. Every signature and every key is bound to
     their digest, so that messages of parties with different terms are invalid.
     """
 
     federation: str
-    number: int
-    """Number of the sum, from 1 on; a node begins each number once, in ascending order."""
+    first: int
+    """Number of the first sum, from 1 on; a node begins each number once, in ascending order."""
     identities: Mapping[str, bytes]
     """Public identity (`Identity.public`) of every node that may take part, by its name."""
-    layout: VectorLayout
+    count: int = 1
+    """Number of sums that nodes announce keys for, and share the secrets of."""
     min_nodes: int = 3
     """Nodes refuse a sum over fewer. A sum over two reveals each vector to the other node."""
     asked_threshold: int | None = None
     """The configured threshold; `threshold` has the default."""
-    about: str = ""
-    """Description of the request. Nodes with different requests derive different keys, so that
-    the server cannot sum their vectors."""
 
     def __post_init__(self) -> None:
         count = len(self.identities)
-        if not self.federation or self.number < 1:
-            raise ConfigError("a secure sum needs a federation's name and a number from 1 on")
+        if not self.federation or self.first < 1 or not 1 <= self.count <= MOST_SUMS:
+            raise ConfigError(
+                "a secure sum needs a federation's name and a number from 1 on, and a set-up 1 to "
+                f"{MOST_SUMS:,} sums"
+            )
         if self.min_nodes < 2:
             raise ConfigError("min_nodes must be 2 or more: a sum over one node hides nothing")
         if not self.min_nodes <= count <= MOST_NODES:
@@ -93,6 +96,16 @@ class SumTerms:
             raise ConfigError("two nodes have the same identity: each needs its own")
 
     @property
+    def number(self) -> int:
+        """The number in the frame of messages."""
+        return self.first
+
+    @property
+    def title(self) -> str:
+        """What these are the terms of, for a sentence."""
+        return f"the set-up of sums {self.first} to {self.first + self.count - 1}"
+
+    @property
     def threshold(self) -> int:
         """Nodes that must stay to the end of the sum."""
         return threshold_of(len(self.identities), self.min_nodes, self.asked_threshold)
@@ -104,17 +117,19 @@ class SumTerms:
 
     @cached_property
     def digest(self) -> bytes:
-        """Digest that every key and signature of this sum is bound to."""
-        facts = {
-            "protocol": "hushrec-secure-2",
+        """Digest that every key and signature is bound to."""
+        return hashlib.sha256(json.dumps(self.facts(), sort_keys=True).encode()).digest()
+
+    def facts(self) -> dict[str, object]:
+        """Return all that the parties must agree on."""
+        return {
+            "protocol": "hushrec-secure-3",
             "federation": self.federation,
-            "number": self.number,
+            "first": self.first,
+            "count": self.count,
             "nodes": [[name, self.identities[name].hex()] for name in self.names],
             "threshold": self.threshold,
-            "layout": self.layout.digest.hex(),
-            "about": self.about,
         }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
     def index(self, name: str) -> int:
         """Return the index of a node."""
@@ -127,36 +142,80 @@ class SumTerms:
         return ", ".join(f"'{self.names[index]}'" for index in sorted(indices))
 
 
-ANNOUNCEMENT_BYTES = 3 * KEY_BYTES + SIGNATURE_BYTES
+@dataclass(frozen=True)
+class SumTerms(SetupTerms):
+    """What all parties know of one sum beforehand: that of its set-up, its number, the layout."""
+
+    number: int = field(default=1, kw_only=True)
+    layout: VectorLayout = field(kw_only=True)
+    about: str = field(default="", kw_only=True)
+    """Description of the request. Nodes with different requests derive different keys, so that
+    the server cannot sum their vectors."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.place < self.count:
+            raise ConfigError(f"sum {self.number} is not one of {self.setup.title}")
+
+    @property
+    def setup(self) -> SetupTerms:
+        """The terms of the set-up."""
+        own = {each.name: getattr(self, each.name) for each in fields(SetupTerms)}
+        return SetupTerms(**own)
+
+    @property
+    def place(self) -> int:
+        """Index of the sum among those of its set-up."""
+        return self.number - self.first
+
+    @property
+    def title(self) -> str:
+        """What these are the terms of, for a sentence."""
+        return f"sum {self.number}"
+
+    def facts(self) -> dict[str, object]:
+        """Return all that the parties must agree on."""
+        own = {"number": self.number, "layout": self.layout.digest.hex(), "about": self.about}
+        return {**super().facts(), **own}
+
+
 _ANY_PRIVATE = bytes(range(KEY_BYTES))
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """A node's public keys for one sum, signed with its identity."""
+    """A node's public keys for the sums of a set-up, signed with its identity."""
 
     cipher_key: bytes
     """For shares that others encrypt for it."""
-    mask_key: bytes
-    """For the pairwise masks."""
-    commitment: bytes
-    """Commitment to the seed of its own mask, so that a wrong share of it is detected."""
+    mask_keys: tuple[bytes, ...]
+    """For the pairwise masks of each sum."""
+    commitments: tuple[bytes, ...]
+    """To the seed of its own mask in each sum, so that a wrong share of it is detected."""
     signature: bytes = b""
+
+    @staticmethod
+    def size(count: int) -> int:
+        """Return the bytes of an announcement for so many sums."""
+        return KEY_BYTES * (1 + 2 * count) + SIGNATURE_BYTES
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Announcement:
-        """Decode it; any bytes of this size are an announcement."""
-        return cls(*struct.unpack(f"{KEY_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{SIGNATURE_BYTES}s", data))
+        """Decode it; any bytes of the size for some number of sums are an announcement."""
+        body, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
+        parts = [body[at : at + KEY_BYTES] for at in range(0, len(body), KEY_BYTES)]
+        return cls(parts[0], tuple(parts[1::2]), tuple(parts[2::2]), signature)
 
     def to_bytes(self) -> bytes:
         """Encode it."""
-        return self.cipher_key + self.mask_key + self.commitment + self.signature
+        pairs = zip(self.mask_keys, self.commitments, strict=True)
+        return self.cipher_key + b"".join(key + own for key, own in pairs) + self.signature
 
-    def signed(self, terms: SumTerms, index: int, identity: Identity) -> Announcement:
+    def signed(self, terms: SetupTerms, index: int, identity: Identity) -> Announcement:
         """Return it with the signature of a node."""
         return replace(self, signature=identity.sign("announcement", self._words(terms, index)))
 
-    def check(self, terms: SumTerms, index: int) -> None:
+    def check(self, terms: SetupTerms, index: int) -> None:
         """Refuse keys that the node did not sign, and keys of small order."""
         name = terms.names[index]
         public, signed = terms.identities[name], self._words(terms, index)
@@ -164,31 +223,31 @@ class Announcement:
             raise MessageError(
                 f"the keys of node '{name}' are not signed by it: somebody speaks in its name"
             )
-        for key in (self.cipher_key, self.mask_key):
+        for key in (self.cipher_key, *self.mask_keys):
             if keys.agree(_ANY_PRIVATE, key) is None:
                 raise MessageError(f"node '{name}' announced a key that hides nothing")
 
-    def _words(self, terms: SumTerms, index: int) -> bytes:
+    def _words(self, terms: SetupTerms, index: int) -> bytes:
         return terms.digest + index_bytes(index) + replace(self, signature=b"").to_bytes()
 
 
-def check_distinct(terms: SumTerms, announced: Mapping[int, Announcement]) -> None:
-    """Refuse a key that is announced twice, by two nodes or by one for both purposes."""
+def check_distinct(terms: SetupTerms, announced: Mapping[int, Announcement]) -> None:
+    """Refuse a key that is announced twice, by two nodes, for two sums or for two purposes."""
     owners: dict[bytes, int] = {}
     for index, announcement in announced.items():
-        for key in (announcement.cipher_key, announcement.mask_key):
+        for key in (announcement.cipher_key, *announcement.mask_keys):
             if key in owners:
                 who = terms.listed({index, owners[key]})
                 raise MessageError(f"a key was announced twice, by {who}")
             owners[key] = index
 
 
-_FRAME = struct.Struct("<8sQ32sII")  # of whole words, so that a vector behind it is aligned
-_MAGIC = b"hushsum1"
+_FRAME = struct.Struct("<8sQ32sHHI")  # of whole words, so that a vector behind it is aligned
+_MAGIC = b"hushsum2"
 SERVER = 2**16 - 1
 """The server's sender index; those of nodes are in `SumTerms.names`."""
-SEALED_BYTES = 2 * SHARE_BYTES + TAG_BYTES
-"""Two shares, of a mask key and of a mask's seed, that only their recipient can read."""
+BOTH_BYTES = 2 * SHARE_BYTES
+"""Two shares, of a mask key and of a mask's seed."""
 _NAMES = {
     Stage.KEYS: ("keys", "list of keys"),
     Stage.SHARES: ("shares", "list of shares"),
@@ -198,27 +257,38 @@ _NAMES = {
 }
 
 
+def sealed_bytes(count: int) -> int:
+    """Return the bytes of the shares for so many sums that only their recipient can read."""
+    return count * BOTH_BYTES + TAG_BYTES
+
+
 def called(stage: Stage, sender: int) -> str:
     """Return the name of a message for a sentence."""
     return _NAMES[stage][sender == SERVER]
 
 
-def write(terms: SumTerms, stage: Stage, sender: int, body: bytes = b"") -> bytes:
-    """Return a message."""
-    return _FRAME.pack(_MAGIC, terms.number, terms.digest, stage, sender) + body
+def write(
+    terms: SetupTerms,
+    stage: Stage,
+    sender: int,
+    body: bytes | bytearray = b"",
+    piece: int = 0,
+) -> bytes:
+    """Return a message; only a masked vector has more than one piece."""
+    return b"".join([_FRAME.pack(_MAGIC, terms.number, terms.digest, stage, sender, piece), body])
 
 
-def read(terms: SumTerms, stage: Stage, sender: int, data: bytes) -> memoryview:
-    """Return the body of a message that must be of this sum, stage and sender."""
+def read(terms: SetupTerms, stage: Stage, sender: int, data: bytes, piece: int = 0) -> memoryview:
+    """Return the body of a message that must be of this sum, stage, sender and piece."""
     who = "the server" if sender == SERVER else f"node '{terms.names[sender]}'"
     if len(data) < _FRAME.size or not data.startswith(_MAGIC):
         raise MessageError(f"{who} sent something that is no message of a secure sum")
-    _, number, digest, sent, claimed = _FRAME.unpack_from(data)
+    _, number, digest, sent, claimed, part = _FRAME.unpack_from(data)
     if number != terms.number:
         raise MessageError(f"{who} sent a message of sum {number}, not of sum {terms.number}")
     if digest != terms.digest:
         raise MessageError(
-            f"{who} goes by other terms of sum {number}: compare federation, nodes, threshold "
+            f"{who} goes by other terms of {terms.title}: compare federation, nodes, threshold "
             "and layout"
         )
     if sent != stage:
@@ -226,6 +296,8 @@ def read(terms: SumTerms, stage: Stage, sender: int, data: bytes) -> memoryview:
         raise MessageError(f"{who} sent its {known}; awaited is its {called(stage, sender)}")
     if claimed != sender:
         raise MessageError(f"{who} sent a message in the name of another")
+    if part != piece:
+        raise MessageError(f"{who} sent piece {part} of its message; awaited is piece {piece}")
     return memoryview(data)[_FRAME.size :]
 
 
@@ -235,28 +307,32 @@ def check_size(body: memoryview, size: int, what: str) -> None:
         raise MessageError(f"{what} has {len(body):,} bytes instead of {size:,}")
 
 
-def check_enough(terms: SumTerms, indices: Iterable[int], what: str) -> None:
+def check_enough(terms: SetupTerms, indices: Iterable[int], what: str) -> None:
     """Refuse to continue with fewer nodes than the threshold."""
     left = set(indices)
     if len(left) < terms.threshold:
         missing = terms.listed(set(range(len(terms.names))) - left)
         raise TooFewError(
-            f"sum {terms.number} is given up: {len(left)} of {len(terms.names)} nodes {what}, and "
+            f"{terms.title} is given up: {len(left)} of {len(terms.names)} nodes {what}, and "
             f"{terms.threshold} are needed to hide each of them; missing: {missing}"
         )
 
 
-def write_set(terms: SumTerms, indices: Iterable[int]) -> bytes:
+Table = Mapping[int, bytes]
+"""Parts of a message, by the node that each concerns."""
+
+
+def write_set(terms: SetupTerms, indices: Iterable[int]) -> bytes:
     """Return a set of nodes as a bitmap."""
     return sum(1 << index for index in set(indices)).to_bytes(_set_bytes(terms), "little")
 
 
-def write_table(terms: SumTerms, entries: Mapping[int, bytes]) -> bytes:
+def write_table(terms: SetupTerms, entries: Mapping[int, bytes]) -> bytes:
     """Return entries of equal size by node: the set of nodes, and the entries in its order."""
     return b"".join([write_set(terms, entries), *(entries[index] for index in sorted(entries))])
 
 
-def read_table(terms: SumTerms, body: memoryview, size: int, what: str) -> dict[int, bytes]:
+def read_table(terms: SetupTerms, body: memoryview, size: int, what: str) -> dict[int, bytes]:
     """Decode a table."""
     start = _set_bytes(terms)
     if len(body) < start:
@@ -270,7 +346,7 @@ def read_table(terms: SumTerms, body: memoryview, size: int, what: str) -> dict[
     return {index: bytes(body[end - size : end]) for index, end in zip(indices, ends, strict=True)}
 
 
-def _set_bytes(terms: SumTerms) -> int:
+def _set_bytes(terms: SetupTerms) -> int:
     return -(-len(terms.names) // 8)
 
 
@@ -291,6 +367,6 @@ def extended(transcript: bytes, message: bytes) -> bytes:
     return hashlib.sha256(transcript + message).digest()
 
 
-def consistency_bytes(terms: SumTerms, index: int, transcript: bytes) -> bytes:
+def consistency_bytes(terms: SetupTerms, index: int, transcript: bytes) -> bytes:
     """Return the bytes that a node signs in the consistency check."""
     return terms.digest + index_bytes(index) + transcript

@@ -232,6 +232,7 @@ def clients_of(rows: list[list[int]], n_items: int = N_ITEMS) -> TrainView:
         users=np.arange(len(rows), dtype=np.int32),
         n_items=n_items,
         positives=Ragged(indptr, items),
+        merged=all(len(set(row)) == len(row) for row in rows),
         times=Ragged(indptr, np.arange(len(items))),
         values=Ragged(indptr, np.ones(len(items), np.float32)),
         user_features=_group_of_users(len(rows)),

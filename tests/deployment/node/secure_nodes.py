@@ -35,7 +35,7 @@ class Wire(MemoryLink):
         self.seen = []
         """(name, step or None, request, answer)"""
         self.lost = set()
-        """(name, stage) of requests that do not arrive."""
+        """(name, stage), or (name, stage, piece), of requests that do not arrive."""
         self.unheard = set()
         """(name, stage) of answers that do not arrive; each is lost once."""
         self.change = lambda name, step, request: request
@@ -44,7 +44,7 @@ class Wire(MemoryLink):
         def through(request):
             step = StageRequest.from_bytes(request) if kind_of(request) == "stage" else None
             at = (name, None if step is None else step.stage)
-            if at in self.lost:
+            if at in self.lost or (step is not None and (*at, step.piece) in self.lost):
                 raise OSError("cut")
             said = answer(self.change(name, step, request))
             self.seen.append((name, step, request, said))

@@ -17,6 +17,7 @@ METHODS = [
     ("fedease", "central"),
     ("fednext", "plain"),
     ("fednext", "central"),
+    ("fedmix", "plain"),
 ]
 FORMS = ["fedmf budgets", "fedrkg with silent rounds", "lipm silos", "pfedrec unseen users"]
 

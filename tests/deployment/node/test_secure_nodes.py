@@ -1,8 +1,10 @@
 """Secure sums on nodes: lost, cheated, killed and asked twice; noise that nobody can remove."""
 
 import math
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,12 +12,13 @@ from scipy.stats import chi2
 from secure_nodes import QUICK, World, same
 from test_nodes_backend import federated
 
+from hushrec.aggregation import ExactSum, FixedPoint, KeyedRows, LossSum, Update, UploadShape
 from hushrec.data.splitting import make_split
 from hushrec.deployment.coordinator.run import RemoteBackend
 from hushrec.deployment.coordinator.summing import JournalEntry, RecoveryJournal
 from hushrec.deployment.node import database as schema
 from hushrec.deployment.node.worker import Worker
-from hushrec.errors import ConfigError, FederationError, MessageError
+from hushrec.errors import ConfigError, FederationError, MessageError, RunError
 from hushrec.federation import sums as vectors
 from hushrec.federation.client import Download
 from hushrec.federation.contract import Catalogue, Contract, SecureSums
@@ -25,9 +28,9 @@ from hushrec.federation.rounds import Callback, run_rounds
 from hushrec.federation.setup import set_up
 from hushrec.federation.sums import ExpectedSum, StageReply, StageRequest, round_shape
 from hushrec.io.codec import Message
-from hushrec.secagg import Identity, Stage
+from hushrec.secagg import Identity, Stage, VectorLayout
 from hushrec.secagg import vectors as secagg_vectors
-from hushrec.secagg.messages import ANNOUNCEMENT_BYTES
+from hushrec.secagg.messages import Announcement
 from hushrec.streams import SecretRound, Streams
 from hushrec.testing import taste_world
 from secure_sums import CHANCE, FRAME, body, least_likely
@@ -182,9 +185,10 @@ def exact_vector(world):
     """The vector of all nodes together, which each one's is like."""
     found, download = world.exact(), world.download()
     protection = world.task.protection_of(download.to(world.cohort[:0]))
-    form = vectors.RoundVector(vectors.round_shape(world.task, protection, download))
+    shape = vectors.round_shape(world.task, protection, download)
+    form = vectors.RoundVector(shape, len(world.cohort), 2**30)
     total = vectors.NodeSum("run", 1, found.summed, found.loss, found.up_bytes, found.zeroed_out)
-    return form.pack(total, 1)
+    return np.frombuffer(b"".join(form.pack(total, 1)), np.int64)
 
 
 # ------------------------------------------------------------ a server that cheats
@@ -195,7 +199,7 @@ def test_a_forged_key_is_noticed_by_name(world):
         if step is None or name != "node-1" or step.stage != Stage.SHARES:
             return request
         said = bytearray(step.message)
-        said[FRAME + 1 + ANNOUNCEMENT_BYTES] ^= 1  # the key of the second node
+        said[FRAME + 1 + Announcement.size(32)] ^= 1  # the key of the second node
         return replace(step, message=bytes(said)).to_bytes()
 
     world.wire.change = forge
@@ -265,22 +269,175 @@ def test_nothing_leaves_in_the_clear(world):
         Worker(store)
 
 
-def test_a_vector_beyond_all_measure_is_refused(world, monkeypatch):
-    step = StageRequest("run", 1, Stage.KEYS, request=asked_of(world, "node-1").to_bytes())
-    monkeypatch.setattr(vectors, "MOST_WORDS", 100)
-    answer = Refusal.from_bytes(world.made.answering("node-1")(step.to_bytes()))
-    assert "numbers is more than the 100 that a node sends" in answer.why
-    with pytest.raises(ConfigError, match="use a method with smaller uploads"):
+def test_a_vector_beyond_all_measure_is_refused(tmp_path, monkeypatch):
+    world = World(tmp_path, secure=SecureSums(most_bytes=2**10))
+    with pytest.raises(ConfigError, match=r"than the 1,024 .* use a method with smaller uploads"):
         world.train()
+    allowed = vectors.RoundVector.layout
+    monkeypatch.setattr(vectors.RoundVector, "layout", property(lambda form: longer(form)))
+
+    def longer(form):
+        return allowed.func(replace(form, most_bytes=2**30)) if on_server else allowed.func(form)
+
+    on_server = True
+    answers = world.made.wire.workers
+
+    def answer(name, message):
+        nonlocal on_server
+        on_server = False
+        try:
+            return answers[name](message)
+        finally:
+            on_server = True
+
+    world.wire.nodes = {name: partial(answer, name) for name in answers}
+    with pytest.raises(FederationError, match="0 nodes answered"):
+        world.train()
+    assert {
+        "the contract lets a node send" in told.why for told in world.events.of("declined")
+    } == {True}
 
 
 @pytest.mark.parametrize("stage", list(Stage)[1:])
 def test_steps_out_of_order_are_refused(world, stage):
     world.train()
     answer = world.made.answering("node-1")
-    for number, word in ((1, "due" if stage == Stage.MASKED else "sent"), (7, "not in sum 7")):
+    away = "not in the set-up of sums 70" if stage == Stage.SHARES else "not in sum 70"
+    for number, word in ((1, "due" if stage == Stage.MASKED else "sent"), (70, away)):
         said = Refusal.from_bytes(answer(StageRequest("run", number, stage).to_bytes()))
         assert word in said.why
+
+
+# ------------------------------------------------------------ pieces, and many sums
+
+
+def in_pieces(monkeypatch, size=1024):
+    monkeypatch.setattr(vectors, "PIECE_BYTES", size)
+
+
+def not_zero(arrays):
+    """The rows of a sum that are not zero: a secure sum does not tell the others from none."""
+    out = dict(arrays)
+    for name in [name for name in arrays if name.startswith("ids/")]:
+        rows = name.replace("ids/", "rows/", 1)
+        some = arrays[rows].any(1)
+        out |= {name: arrays[name][some], rows: arrays[rows][some]}
+    return out
+
+
+@pytest.mark.parametrize("gone", [None, 0, 3])
+def test_the_default_method_is_counted_in_pieces(tmp_path, monkeypatch, gone):
+    """Nodes restart for every piece; a node that is lost at a later piece is not in the sum."""
+    in_pieces(monkeypatch, 2**12)
+    world = World(tmp_path, method="fedmix")
+    world.wire.lost = set() if gone is None else {("node-3", Stage.MASKED, gone)}
+    found = world.train()
+    exact = world.exact(without=[] if gone is None else ["node-3"])
+    mine, theirs = not_zero(found.summed.to_arrays()), not_zero(exact.summed.to_arrays())
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
+    assert (found.loss, found.up_bytes, found.summed.clients) == (
+        exact.loss,
+        exact.up_bytes,
+        exact.summed.clients,
+    )
+    pieces = {step.piece for _, step, _, _ in world.wire.seen if step}
+    assert len(pieces) > 10
+    assert max(len(said) for _, said in world.wire.answers(Stage.MASKED)) < 2**12 + 2**10
+    spools = [path.name for path in (world.made.folder / "sums").glob("pieces-*/*")]
+    assert spools == ["total"], "no node's vector is left"
+
+
+def test_a_piece_is_the_same_again_and_nothing_else_is_sent(world, monkeypatch):
+    in_pieces(monkeypatch)
+    world.wire.lost = {(f"node-{k}", Stage.CONSISTENCY) for k in range(1, 5)}
+    with pytest.raises(FederationError):
+        world.train()
+    answer = world.made.answering("node-1")
+    asked = [
+        (step, request, said)
+        for name, step, request, said in world.wire.seen
+        if name == "node-1" and step and step.stage == Stage.MASKED
+    ]
+    assert len(asked) > 2
+    for _, request, said in reversed(asked):
+        assert answer(request) == said
+    first = asked[0][0]
+    for wrong, word in [
+        (replace(first, request=first.request + b" "), "sum 1 again, with something else"),
+        (replace(first, message=first.message + b" "), "sum 1 again, with something else"),
+        (replace(first, piece=len(asked), request=b"", message=b""), "has no piece"),
+        (replace(first, number=2, piece=1), "not in sum 2"),
+    ]:
+        assert word in Refusal.from_bytes(answer(wrong.to_bytes())).why
+    assert world.uploads()["node-1"] == {} and world.rounds() == [0, 0, 0, 0]
+
+
+def test_vectors_are_removed_when_they_have_arrived(world):
+    world.wire.lost = {(f"node-{k}", Stage.REVEALED) for k in (2, 4)}
+    with pytest.raises(FederationError):
+        world.train()
+    for name in world.made.partition:
+        assert world.table(name, "SELECT COUNT(*) FROM pieces") == [(0,)]
+
+
+def stages(world):
+    return Counter(step.stage for _, step, _, _ in world.wire.seen if step)
+
+
+def play_rounds(world, backend, *numbers):
+    for number in numbers:
+        download = world.download(number)
+        protection = world.task.protection_of(download.to(world.cohort[:0]))
+        yield backend.train(download, protection, world.cohort)
+
+
+def test_a_set_up_serves_rounds_and_evaluations_until_it_is_used_up(tmp_path):
+    world = World(tmp_path, secure=SecureSums(setup_sums=3))
+    backend = world.backend()
+    (first,) = play_rounds(world, backend, 1)
+    same(first, world.exact())
+    backend.evaluate(world.task.method.serving(world.task.initial), "valid")
+    list(play_rounds(world, backend, 2))
+    assert stages(world)[Stage.KEYS] == stages(world)[Stage.SHARES] == 4
+    assert stages(world)[Stage.MASKED] == stages(world)[Stage.REVEALED] == 3 * 4
+    backend.evaluate(world.task.method.serving(world.task.initial), "valid")
+    assert stages(world)[Stage.KEYS] == 8
+    numbers = [step.number for _, step, _, _ in world.wire.seen if step and step.stage == 3]
+    assert sorted(set(numbers)) == [1, 2, 3, 4]
+    assert world.rounds() == [2, 2, 2, 2]
+
+
+def test_a_node_that_was_away_at_the_set_up_is_in_the_next_one(tmp_path):
+    world = World(tmp_path)
+    backend = world.backend()
+    away = world.wire.nodes.pop("node-3")
+    (first,) = play_rounds(world, backend, 1)
+    same(first, world.exact(without=["node-3"]))
+    assert stages(world)[Stage.KEYS] == 3
+    world.wire.nodes["node-3"] = away
+    (second,) = play_rounds(world, backend, 2)
+    assert second.summed.clients == len(world.cohort)
+    assert stages(world)[Stage.KEYS] == 3 + 4
+    # Whoever leaves later is lost in that sum only, without a new set-up.
+    world.wire.lost = {("node-3", Stage.MASKED)}
+    (third,) = play_rounds(world, backend, 3)
+    assert third.summed.clients < len(world.cohort)
+    assert stages(world)[Stage.KEYS] == 3 + 4
+
+
+def test_a_node_takes_no_more_clients_than_there_are(world):
+    """The words are as wide as the number of clients in the request needs."""
+    form = vectors.RoundVector(
+        UploadShape(3, {}, {}, {"x": (9, 1)}, {"x": FixedPoint(0)}), 2, 2**20
+    )
+    summed = ExactSum(3)
+    rows = np.ones((3, 1), np.float32)
+    pairs = KeyedRows(np.arange(4), np.zeros(3, np.int64), rows, space=9, grid=FixedPoint(0))
+    summed.add(Update(3, {"x": pairs}))
+    with pytest.raises(ConfigError, match="2 clients take part, and this node has more"):
+        form.pack(vectors.NodeSum("run", 1, summed, LossSum(), 0, 0), 3)
 
 
 # ------------------------------------------------------------ asked twice, killed
@@ -328,8 +485,9 @@ def test_a_node_that_is_killed_goes_on(tmp_path, monkeypatch, undisturbed, when)
         path = connection.execute("PRAGMA database_list").fetchone()[2]
         with real(connection):
             yield
-            stage = connection.execute("SELECT number, request FROM sums").fetchone()
-            at = (path, stage, when)
+            queries = "SELECT first, request FROM setups", "SELECT number, request FROM sums"
+            stages = tuple(connection.execute(query).fetchone() for query in queries)
+            at = (path, stages, when)
             if when == "in the transaction" and at not in died:
                 died.add(at)
                 raise RuntimeError("killed")
@@ -450,13 +608,15 @@ def test_the_noise_of_another_sum_is_another(tmp_path):
         worker = Worker(store, credentials=world.made.credentials("node-2"))
         for number in (7, 8):
             request, run = asked_of(world, "node-2"), worker.runs.get("run")
-            kept = replace(worker.sums._kept(run), number=number, asked=request.to_bytes())
-            vectors_left.append(worker.sums._train(run, request, kept)[0])
-    one, other = (each[:-10].astype(float) / 2**32 for each in vectors_left)  # counts and loss off
+            pieces, _ = worker.sums._train(run, request, "digest", number)
+            vectors_left.append(np.frombuffer(b"".join(pieces), np.int64))
+    # The loss comes first, and the counts last.
+    one, other = (each[5:-5].astype(float) / 2**32 for each in vectors_left)
     share = world.plan.protection.mechanisms[-1].noise_std() / math.sqrt(3)
     assert (one - other).std() == pytest.approx(math.sqrt(2) * share, rel=0.1)
     for each in vectors_left:
-        assert np.array_equal(each[-10:], vectors_left[0][-10:])
+        for part in (slice(5), slice(-5, None)):
+            assert np.array_equal(each[part], vectors_left[0][part])
 
 
 @pytest.mark.parametrize("method", ["pfedrec", "fednext"])
@@ -485,16 +645,30 @@ def test_a_node_must_be_who_it_is(world):
 
 
 def test_a_journal_counts_on_and_keeps_the_last_entry(tmp_path):
-    folder = tmp_path / "sums"
+    folder, layout = tmp_path / "sums", VectorLayout({"x": (3,)})
     assert RecoveryJournal(folder).read() is None
     assert [RecoveryJournal(folder).next_number() for _ in range(3)] == [1, 2, 3]
-    RecoveryJournal(folder).write(JournalEntry(1, "one"))
-    RecoveryJournal(folder).write(JournalEntry(2, "two"))
+    assert RecoveryJournal(folder).next_number(count=8) == 4
+    for number, about in ((1, "one"), (2, "two")):
+        RecoveryJournal(folder).pieces(number, layout).write("total", 0, b"abc")
+        RecoveryJournal(folder).write(JournalEntry(number, 1, about))
     assert RecoveryJournal(folder).read().about == "two"
+    assert [path.name for path in folder.glob("pieces-*")] == ["pieces-2"]
+    assert RecoveryJournal(folder).pieces(2, layout).read("total", 0) == b"abc"
     RecoveryJournal(folder).clear()
     assert RecoveryJournal(folder).read() is None
-    assert RecoveryJournal(folder).next_number() == 4
+    assert RecoveryJournal(folder).next_number() == 12
+    assert not list(folder.glob("pieces-*"))
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("file", ["sum-kept", "pieces-1/total"])
+def test_a_damaged_journal_is_a_sentence(world, file):
+    world.train()
+    path = world.made.folder / "sums" / file
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RunError, match="damaged"):
+        world.train()
 
 
 def test_a_server_that_starts_again_goes_on_with_its_journal(world, tmp_path):
@@ -592,7 +766,7 @@ def test_a_download_is_encoded_once_for_all_nodes_of_a_secure_sum(world, encoded
     shared = {
         TrainRequest.from_bytes(step.request).shared
         for _, step, _, _ in world.wire.seen
-        if step and step.stage == Stage.KEYS
+        if step and step.stage == Stage.MASKED
     }
     assert len(shared) == 1
     world.backend().evaluate(world.task.method.serving(world.task.initial), "valid")

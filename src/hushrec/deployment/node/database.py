@@ -103,6 +103,35 @@ MIGRATIONS = (
         reply BLOB                            -- and its answer
     ) WITHOUT ROWID;
     """,
+    # Secure sums with one set-up for many, and vectors in pieces.
+    """
+    DROP TABLE sums;
+    CREATE TABLE setups (
+        run TEXT PRIMARY KEY REFERENCES runs ON DELETE CASCADE,
+        first INTEGER NOT NULL,               -- number of its first sum
+        state BLOB NOT NULL,                  -- secrets
+        request TEXT NOT NULL,                -- digest of the last request
+        reply BLOB NOT NULL                   -- and its answer
+    ) WITHOUT ROWID;
+    CREATE TABLE sums (
+        run TEXT PRIMARY KEY REFERENCES runs ON DELETE CASCADE,
+        number INTEGER NOT NULL,              -- of the last sum that was begun
+        first INTEGER NOT NULL,               -- number of the first sum of its set-up
+        round INTEGER NOT NULL,               -- that is summed, or 0 for an evaluation
+        layout TEXT NOT NULL,
+        about TEXT NOT NULL,                  -- description of the request
+        state BLOB NOT NULL,                  -- secrets
+        masked TEXT NOT NULL,                 -- digest of the request for the vector
+        request TEXT NOT NULL,                -- digest of the last request
+        reply BLOB                            -- and its answer, where it is no vector
+    ) WITHOUT ROWID;
+    CREATE TABLE pieces (
+        run TEXT NOT NULL REFERENCES runs ON DELETE CASCADE,
+        number INTEGER NOT NULL,
+        words BLOB NOT NULL,                  -- of the unmasked vector, compressed
+        PRIMARY KEY (run, number)
+    );
+    """,
 )
 
 
@@ -372,6 +401,7 @@ class NodeDatabase:
             for statement in (
                 f"UPDATE runs SET reply = NULL, version = version + 1 WHERE id IN {runs}",  # noqa: S608
                 f"UPDATE sums SET reply = NULL WHERE run IN {runs}",  # noqa: S608 - ours
+                f"DELETE FROM pieces WHERE run IN {runs}",  # noqa: S608 - ours
                 "DELETE FROM users WHERE id = ?",
             ):
                 self.connection.execute(statement, (found,))

@@ -4,16 +4,18 @@ A worker keeps no state between messages outside of the database, so it may cras
 repeated request is answered with the bytes of the first answer; an unfinished round is trained from
 the start. A request that cannot be answered gets a refusal that tells nothing of the node's users.
 
-A secure sum is five answers, each stored before it is sent. It is over a round or an evaluation. A
-round is trained when its vector is due, and its vector may be sent again, for another sum, as long
-as this node has not helped to open one. From then on the round is finished: its private parameters
-are used, and the node is in no other sum of it.
+Secure sums need two answers for a set-up, and three for each sum, each stored before it is sent. A
+sum is over a round or an evaluation. A round is trained when its vector is due; the vector is
+stored, and sent in pieces. The round may be summed again, in another sum, as long as this node has
+not helped to open one. From then on the round is finished: its private parameters are used, and the
+node is in no other sum of it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
@@ -30,7 +32,15 @@ from hushrec.federation.requests import EvaluationRequest, Invitation, TrainRequ
 from hushrec.federation.sums import StageRequest
 from hushrec.io.codec import kind_of
 from hushrec.privacy.budgets import by_feature
-from hushrec.secagg import Identity, NodeState, Stage, SumNode, VectorLayout
+from hushrec.secagg import (
+    Identity,
+    NodeState,
+    SetupNode,
+    SetupState,
+    Stage,
+    SumNode,
+    VectorLayout,
+)
 
 ATTEMPTS = 5
 """Attempts where another process changes the database meanwhile."""
@@ -149,21 +159,36 @@ class Worker:
 
 
 @dataclass(frozen=True)
+class KeptSetup:
+    """The set-up that a run's next sums use, as the table ``setups`` holds it."""
+
+    first: int
+    """Number of its first sum."""
+    state: bytes = field(repr=False)
+    request: str
+    """Digest of the last request."""
+    reply: bytes
+    """The answer to it."""
+
+
+@dataclass(frozen=True)
 class PendingSum:
     """The secure sum that a run is in, as the table ``sums`` holds it."""
 
     number: int
+    first: int
+    """Number of the first sum of its set-up."""
     round: int
     """The summed round; 0 for an evaluation."""
     layout: str
     about: str
-    asked: bytes | None
-    """The request, until the vector is sent."""
     state: bytes = field(repr=False)
+    masked: str
+    """Digest of the request for the vector's first piece."""
     request: str
     """Digest of the last stage request."""
     reply: bytes | None
-    """The answer to it."""
+    """The answer to it; pieces of the vector are masked again."""
 
 
 class SecureSumWorker:
@@ -177,6 +202,8 @@ class SecureSumWorker:
         self.count = len(credentials.registered.identities)
         """Number of nodes."""
         contract = self.store.contract
+        assert contract.secure is not None, "a worker of secure sums"
+        self.agreed = contract.secure
         agreed = contract.experiment
         reported = agreed.evaluation.reported(agreed.split.next_basket)
         self.evaluation = sums.EvaluationVector(reported)
@@ -190,30 +217,63 @@ class SecureSumWorker:
     def answer(self, message: bytes) -> bytes:
         """Answer one stage request."""
         step, digest = StageRequest.from_bytes(message), digest_of(message)
+        act = {Stage.KEYS: self._set_up, Stage.SHARES: self._set_up, Stage.MASKED: self._mask}
         for _ in range(ATTEMPTS):
             run = self.runs.get(step.run)
-            kept = self._kept(run)
-            if kept is not None and kept.request == digest:
-                if kept.reply is None:
-                    raise MessageError("what this node answered went with a user who left it")
-                return kept.reply
-            if step.stage == Stage.KEYS:
-                reply = self._begin(run, kept, step, digest)
-            elif kept is None or kept.number != step.number:
-                raise MessageError(f"this node is not in sum {step.number}")
-            elif step.stage == Stage.MASKED:
-                reply = self._mask(run, kept, step, digest)
-            else:
-                reply = self._go_on(run, kept, step, digest)
+            reply = act.get(step.stage, self._go_on)(run, step, digest)
             if reply is not None:
                 return reply
         raise MessageError("the node's users changed again and again while they were summed")
 
     # ------------------------------------------------------------ stages
 
+    def _set_up(self, run: NodeRun, step: StageRequest, digest: str) -> bytes | None:
+        kept = self._kept_setup(run)
+        if kept is not None and kept.request == digest:
+            return kept.reply
+        terms = self.credentials.registered.setup_terms(self.agreed, step.number)
+        node = SetupNode(terms, self.store.name, self.credentials.identity)
+        if step.stage == Stage.KEYS:
+            last = 0 if kept is None else kept.first + self.agreed.setup_sums - 1
+            state, message = node.announce(last)
+        elif kept is None or kept.first != step.number:
+            raise MessageError(f"this node is not in {terms.title}")
+        else:
+            state, message = node.share(SetupState.from_bytes(kept.state), step.message)
+        reply = sums.StageReply(message).to_bytes()
+        with self.store.changing():
+            if self._kept_setup(run) != kept:
+                return None
+            self._write_setup(run, KeptSetup(step.number, state.to_bytes(), digest, reply))
+        return reply
+
+    def _mask(self, run: NodeRun, step: StageRequest, digest: str) -> bytes | None:
+        """Answer with a piece of the masked vector. The vector is worked out, and stored, when the
+        first piece is asked for; it is the same for every later request."""
+        kept = self._kept(run)
+        if kept is None or kept.number != step.number:
+            return self._begin(run, kept, step, digest)
+        node, state = self._node(kept), NodeState.from_bytes(kept.state)
+        if state.stage != Stage.MASKED:
+            raise MessageError(f"no vector of this node's is due in sum {kept.number}")
+        if step.piece == 0 and digest != kept.masked:
+            raise MessageError(f"the server asks for sum {kept.number} again, with something else")
+        if step.piece >= node.terms.layout.pieces:
+            raise MessageError(f"the vector of sum {kept.number} has no piece {step.piece}")
+        query = "SELECT words FROM pieces WHERE run = ? AND number = ?"
+        words = self.store.one(query, (run.id, step.piece))
+        if words is None:
+            raise MessageError("what this node answered went with a user who left it")
+        return _masked(node, state, step.piece, zlib.decompress(words))
+
     def _begin(
-        self, run: NodeRun, kept: PendingSum | None, step: StageRequest, digest: str
+        self, run: NodeRun, before: PendingSum | None, step: StageRequest, digest: str
     ) -> bytes | None:
+        """Take the material of a sum out of the set-up, and store the vector."""
+        setup = self._kept_setup(run)
+        count = self.agreed.setup_sums
+        if setup is None or step.piece or not setup.first <= step.number < setup.first + count:
+            raise MessageError(f"this node is not in sum {step.number}")
         request, number = sums.request_of(step.request), 0
         if request.assignment.run != run.id:
             raise MessageError("the request is of another run than its sum")
@@ -223,88 +283,119 @@ class SecureSumWorker:
             if number <= max(run.round, run.masked - 1):
                 return sums.RoundClosed(number).to_bytes()
             _check_same(run, number, step.request)
+        form = self._form(request)
+        begun = PendingSum(
+            number=step.number,
+            first=setup.first,
+            round=number,
+            layout=form.layout.to_json(),
+            about=sums.about(request),
+            state=b"",
+            masked=digest,
+            request=digest,
+            reply=None,
+        )
+        node, done = self._node(begun), None
+        left, state = node.begin(SetupState.from_bytes(setup.state), step.message)
+        if isinstance(form, sums.RoundVector):
+            assert isinstance(request, TrainRequest), "its form"
+            pieces, done = self._train(run, request, digest_of(step.request), step.number)
+        else:
+            assert isinstance(request, EvaluationRequest), "its form"
+            pieces = form.pack(self.trainer.evaluate(run, request), self.count)
+        with self.store.changing():
+            if self._kept(run) != before or self._kept_setup(run) != setup:
+                return None
+            if done is not None and not self.runs.send_round(run, done):
+                return None
+            self._write_setup(run, replace(setup, state=left.to_bytes()))
+            self._write(run, replace(begun, state=state.to_bytes()))
+            first = self._write_pieces(run, pieces)
+        return _masked(node, state, 0, first)
+
+    def _go_on(self, run: NodeRun, step: StageRequest, digest: str) -> bytes | None:
+        kept = self._kept(run)
+        if kept is None or kept.number != step.number:
+            raise MessageError(f"this node is not in sum {step.number}")
+        if kept.request == digest:
+            if kept.reply is None:
+                raise MessageError("what this node answered went with a user who left it")
+            return kept.reply
+        node, state = self._node(kept), NodeState.from_bytes(kept.state)
+        act = {Stage.CONSISTENCY: node.agree, Stage.REVEALED: node.reveal}
+        state, message = act[step.stage](state, step.message)
+        reply = sums.StageReply(message).to_bytes()
+        with self.store.changing():
+            if self._kept(run) != kept:
+                return None
+            if kept.round and state.stage == Stage.REVEALED:
+                self.runs.close_round(run, kept.round)
+            self.store.connection.execute("DELETE FROM pieces WHERE run = ?", (run.id,))
+            self._write(run, replace(kept, state=state.to_bytes(), request=digest, reply=reply))
+        return reply
+
+    def _form(
+        self, request: TrainRequest | EvaluationRequest
+    ) -> sums.RoundVector | sums.EvaluationVector:
+        """Return the form of the vector, which follows from public facts and the request."""
+        if isinstance(request, EvaluationRequest):
+            return self.evaluation
         try:
-            if isinstance(request, TrainRequest):
-                layout = sums.RoundVector(self.trainer.shape(request)).layout
-            else:
-                layout = self.evaluation.layout
+            shape, clients = self.trainer.shape(request), request.assignment.training
+            form = sums.RoundVector(shape, clients, self.agreed.most_bytes)
+            _ = form.layout  # refuses what is too long
         except ConfigError as error:
             raise MessageError(str(error)) from None
-        form, about = layout.to_json(), sums.about(request)
-        begun = PendingSum(step.number, number, form, about, step.request, b"", digest, None)
-        state, message = self._node(begun).announce(0 if kept is None else kept.number)
-        return self._keep(run, kept, replace(begun, state=state.to_bytes()), message)
-
-    def _mask(
-        self, run: NodeRun, kept: PendingSum, step: StageRequest, digest: str
-    ) -> bytes | None:
-        state = NodeState.from_bytes(kept.state)
-        if state.stage != Stage.SHARES or kept.asked is None:
-            raise MessageError(f"no vector of this node's is due in sum {kept.number}")
-        request, done = sums.request_of(kept.asked), None
-        if isinstance(request, TrainRequest):
-            _check_same(run, kept.round, kept.asked)
-            vector, done = self._train(run, request, kept)
-        else:
-            vector = self.evaluation.pack(self.trainer.evaluate(run, request), self.count)
-        state, message = self._node(kept).mask(state, step.message, vector)
-        following = replace(kept, asked=None, state=state.to_bytes(), request=digest)
-        return self._keep(run, kept, following, message, done)
-
-    def _go_on(
-        self, run: NodeRun, kept: PendingSum, step: StageRequest, digest: str
-    ) -> bytes | None:
-        node, state = self._node(kept), NodeState.from_bytes(kept.state)
-        act = {Stage.SHARES: node.share, Stage.CONSISTENCY: node.agree, Stage.REVEALED: node.reveal}
-        state, message = act[step.stage](state, step.message)
-        return self._keep(run, kept, replace(kept, state=state.to_bytes(), request=digest), message)
+        return form
 
     def _train(
-        self, run: NodeRun, request: TrainRequest, kept: PendingSum
-    ) -> tuple[sums.Vector, FinishedRound]:
-        """Train a round, add this node's share of the noise, and return the sum as a vector."""
-        assert kept.asked is not None, "its vector is due"
+        self, run: NodeRun, request: TrainRequest, asked: str, number: int
+    ) -> tuple[Iterator[bytes], FinishedRound]:
+        """Train a round, add this node's share of the noise, and return the sum's pieces."""
         # Two sums of one round must not share noise, so the stream is that of this sum.
-        own = f"node {self.store.name}/sum {kept.number}"
-        summed, done = self.trainer.train(run, request, digest_of(kept.asked), own)
-        form = sums.RoundVector(self.trainer.shape(request))
+        own = f"node {self.store.name}/sum {number}"
+        summed, done = self.trainer.train(run, request, asked, own)
+        form = self._form(request)
+        assert isinstance(form, sums.RoundVector), "of a round"
         return form.pack(summed, self.count), done
 
     def _node(self, kept: PendingSum) -> SumNode:
-        layout, agreed = VectorLayout.from_json(kept.layout), self.store.contract.secure
-        assert agreed is not None, "a worker of secure sums"
-        terms = self.credentials.registered.terms(agreed, kept.number, layout, kept.about)
+        layout, registered = VectorLayout.from_json(kept.layout), self.credentials.registered
+        terms = registered.terms(self.agreed, kept.first, kept.number, layout, kept.about)
         return SumNode(terms, self.store.name, self.credentials.identity)
 
     # ------------------------------------------------------------ storage
+
+    def _kept_setup(self, run: NodeRun) -> KeptSetup | None:
+        found = self.store.rows("SELECT * FROM setups WHERE run = ?", (run.id,))
+        return KeptSetup(*found[0][1:]) if found else None
 
     def _kept(self, run: NodeRun) -> PendingSum | None:
         found = self.store.rows("SELECT * FROM sums WHERE run = ?", (run.id,))
         return PendingSum(*found[0][1:]) if found else None
 
-    def _keep(
-        self,
-        run: NodeRun,
-        before: PendingSum | None,
-        after: PendingSum,
-        message: bytes,
-        done: FinishedRound | None = None,
-    ) -> bytes | None:
-        """Store a stage and return its answer; None if another process changed the database."""
-        reply = sums.StageReply(message).to_bytes()
-        with self.store.changing():
-            now = self._kept(run)
-            if (now and (now.number, now.request)) != (before and (before.number, before.request)):
-                return None
-            if done is not None and not self.runs.send_round(run, done):
-                return None
-            if after.round and NodeState.from_bytes(after.state).stage == Stage.REVEALED:
-                self.runs.close_round(run, after.round)
-            self.store.connection.execute(
-                "INSERT OR REPLACE INTO sums VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (run.id, *astuple(replace(after, reply=reply))),
-            )
-        return reply
+    def _write_setup(self, run: NodeRun, kept: KeptSetup) -> None:
+        query = "INSERT OR REPLACE INTO setups VALUES (?, ?, ?, ?, ?)"
+        self.store.connection.execute(query, (run.id, *astuple(kept)))
+
+    def _write(self, run: NodeRun, kept: PendingSum) -> None:
+        query = "INSERT OR REPLACE INTO sums VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        self.store.connection.execute(query, (run.id, *astuple(kept)))
+
+    def _write_pieces(self, run: NodeRun, pieces: Iterable[bytes]) -> bytes:
+        """Write the vector in place of the one before; return its first piece."""
+        self.store.connection.execute("DELETE FROM pieces WHERE run = ?", (run.id,))
+        first = b""
+        for number, piece in enumerate(pieces):
+            first = first or piece
+            # Of many keys few have a value.
+            values = run.id, number, zlib.compress(piece, 1)
+            self.store.connection.execute("INSERT INTO pieces VALUES (?, ?, ?)", values)
+        return first
+
+
+def _masked(node: SumNode, state: NodeState, number: int, piece: bytes) -> bytes:
+    return sums.StageReply(node.mask(state, number, piece)).to_bytes()
 
 
 def digest_of(message: bytes) -> str:

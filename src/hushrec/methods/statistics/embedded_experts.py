@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import KeyedRows
+from hushrec.aggregation import FixedPoint, KeyedRows
 from hushrec.data.features import category_columns, category_shares
 from hushrec.data.views import TrainView
 from hushrec.kernels import baskets, mixture, ragged
@@ -39,6 +39,10 @@ FLOOR = 0.001
 """Added before the logarithm."""
 EQUALLY = np.ones(0, np.float32)
 """Weights of the last items that are all 1."""
+
+
+ONES = FixedPoint(bits=0)
+"""Of counts that are 0 or 1 for each client."""
 
 
 class PairExpert(Expert):
@@ -89,11 +93,11 @@ class Transitions(PairExpert):
 
     def count(self, view: TrainView) -> KeyedRows:
         """Count transitions within the window, 1/steps each, and the items themselves."""
-        past, units = view.positives, 2.0**self.config.count_bits
-        by_gap = (np.rint(fading(self.regression[0]) * units) / units).astype(np.float32)
-        by_gap = np.trim_zeros(by_gap, "b")
+        past, grid = view.positives, FixedPoint(bits=self.config.count_bits)
+        by_gap = np.trim_zeros(grid.round(fading(self.regression[0])), "b")
         pairs = pair_kernels.following_pairs(past.indptr, past.values, view.n_items, by_gap)
-        return KeyedRows(*pairs, space=view.n_items**2)
+        # A client that has an item several times may count it, and its pairs, as often.
+        return KeyedRows(*pairs, space=view.n_items**2, grid=grid if view.merged else None)
 
     def learn(self, model: Model, keys: Keys, sums: Sums) -> Model:
         """Regress the next item on the recent history; outside the head, each pair by itself."""
@@ -235,7 +239,7 @@ class Cooccurrence(PairExpert):
         """Count the pairs of each client's latest items, and the items themselves."""
         items = distinct_items(pair_weights.latest(view.positives, self.config.latest))
         pairs = pair_kernels.common_pairs(items.indptr, items.values, view.n_items)
-        return KeyedRows(*pairs, space=view.n_items**2)
+        return KeyedRows(*pairs, space=view.n_items**2, grid=ONES)
 
     def learn(self, model: Model, keys: Keys, sums: Sums) -> Model:
         """Solve EASE, and find the vectors."""
@@ -326,7 +330,7 @@ class PopularityExpert(Expert):
         """Upload a one for every item of the client."""
         items = distinct_items(view.positives)
         keys, ones = items.values.astype(np.int64), np.ones((len(items.values), 1), np.float32)
-        return KeyedRows(items.indptr, keys, ones, space=view.n_items)
+        return KeyedRows(items.indptr, keys, ones, space=view.n_items, grid=ONES)
 
     def learn(self, model: Model, keys: Keys, sums: Sums) -> Model:
         """Divide by the mean."""

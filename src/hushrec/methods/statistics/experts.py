@@ -285,7 +285,8 @@ class Counting:
             mine = first % (self.rounds - 2) == self.number - 2
             wanted = mine & ((first == second) | ~wanted)
         indptr = np.concatenate([[0], np.cumsum(wanted)])[counted.indptr]
-        return KeyedRows(indptr, ids[wanted], counted.rows[wanted], space=space)
+        rows = counted.rows[wanted]
+        return replace(counted, indptr=indptr, ids=ids[wanted], rows=rows, space=space)
 
     def learn(
         self, served: Models, held_out: Models, total: Total
@@ -337,11 +338,12 @@ def _difference(whole: KeyedRows, part: KeyedRows | None = None) -> KeyedRows:
     """Return what one count has more than another, each key once: repeated items repeat pairs."""
     if part is None:
         nothing = np.zeros_like(whole.indptr)
-        part = KeyedRows(nothing, whole.ids[:0], whole.rows[:0], space=whole.space)
+        part = replace(whole, indptr=nothing, ids=whole.ids[:0], rows=whole.rows[:0])
     more = pair_kernels.subtract_by_key(
         whole.indptr, whole.ids, whole.rows, part.indptr, part.ids, part.rows
     )
-    return KeyedRows(*more, space=whole.space)
+    # A declared bound holds for differences of counts that have one sign; sums refuse any other.
+    return KeyedRows(*more, space=whole.space, grid=whole.grid)
 
 
 def _added(first: KeyedSums | None, second: KeyedSums | None) -> KeyedSums | None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from hushrec.aggregation import KeyedRows
+from hushrec.aggregation import FixedPoint, KeyedRows
 from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Between, OneOf, SearchSpace, Tunable
@@ -98,7 +98,7 @@ class FedEASE(ExactPairs, Tunable):
         """Count the pairs of each client's distinct items, and the items themselves."""
         items = distinct_items(view.positives)
         pairs = pair_kernels.common_pairs(items.indptr, items.values, view.n_items)
-        return KeyedRows(*pairs, space=view.n_items**2)
+        return KeyedRows(*pairs, space=view.n_items**2, grid=FixedPoint(bits=0))
 
     def solve(self, *blocks: Sums) -> Sums:
         """Regress every item on all the others; the block is an upper triangle."""
