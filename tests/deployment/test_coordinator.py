@@ -1,11 +1,14 @@
 """A run of a federation from the first invitation to its last look, and what can interrupt it."""
 
 import json
+import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import ValidationError
 from safetensors.numpy import load_file
@@ -13,8 +16,9 @@ from safetensors.numpy import load_file
 from dealing import SUFFIX, deal
 from hushrec.api import train
 from hushrec.cli import main
+from hushrec.deployment.coordinator.planning import Policy, allowed_seconds
 from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run, status_of
-from hushrec.deployment.coordinator.session import EventLine, EventLog, Policy
+from hushrec.deployment.coordinator.session import EventLine, EventLog
 from hushrec.deployment.flower.gateway import StatusCollector
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
@@ -297,6 +301,53 @@ def test_the_deadline_of_a_round_is_that_of_its_phase(tmp_path):
     assert max(phase.rounds for phase in phases) > 1 and len(phases) > 2
     with pytest.raises(ConfigError, match="has no phase 'fit netwrk'; did you mean 'fit network'"):
         begin(phase_seconds={"fit netwrk": 1.0}).train(lossy.link())
+
+
+@given(
+    st.floats(0.1, 1e4),
+    st.floats(1, 10),
+    st.integers(0, 2**40),
+    st.none() | st.floats(0, 1e5),
+    st.floats(0, 1e4),
+)
+def test_a_deadline_grows_with_measured_times_and_sizes(shortest, factor, size, slowest, more):
+    """It is never below the policy, and never shorter for a slower node or a larger message."""
+    policy = Policy(round_seconds=shortest, first_round_factor=factor, slowest_factor=factor)
+    seconds = allowed_seconds(policy, "count", size, slowest)
+    assert seconds >= shortest + size / policy.bytes_per_second * (1 - 1e-9)
+    assert seconds >= factor * (shortest if slowest is None else slowest)
+    assert allowed_seconds(policy, "count", size + int(more), slowest) >= seconds
+    if slowest is not None:
+        assert allowed_seconds(policy, "count", size, slowest + more) >= seconds
+    patient = policy.model_copy(update={"phase_seconds": {"count": shortest + more}})
+    assert allowed_seconds(patient, "count", size, slowest) >= seconds
+    assert allowed_seconds(patient, "other", size, slowest) == seconds
+
+
+def test_a_node_that_was_slow_once_has_time_to_be_slow_again(tmp_path):
+    """The deadline follows what a node needed; who is slower still is told which key to raise."""
+    begin, lossy = rehearsal(tmp_path / "f", taste_world(), "pfedrec", {"evaluation.every": 9})
+    link, told = Hurried(lossy.link().nodes), []
+    run = begin(round_seconds=0.2, first_round_factor=100.0, slowest_factor=50.0, retries=0)
+    run = replace(run, events=EventLog(run.folder.path / "events.jsonl", told.append))
+    answer = link.nodes["node-1"]
+
+    def slow(message):
+        time.sleep(0.3 if len(link.seconds) > 1 else 0)
+        return answer(message)
+
+    link.nodes["node-1"] = slow
+    run.train(link)
+    first, second, third = link.seconds[1:4]
+    assert first > 19 and min(second, third) > 50 * 0.3 - 1
+    assert all(line.seconds >= 0.3 for line in told if line.event == "answered" and line.round)
+    begin, lossy = rehearsal(tmp_path / "g", taste_world(), "pfedrec")
+    lossy.lose |= {("node-1", number) for number in range(2, 99)}
+    run = begin(retries=0)
+    run = replace(run, events=EventLog(run.folder.path / "events.jsonl", told.append))
+    run.train(lossy.link())
+    why = next(line.why for line in told if line.event == "sat out")
+    assert why == "no answer in 900 s; policy.phase_seconds.'train' gives it more"
 
 
 def test_too_few_nodes_stop_the_run_and_nothing_is_lost(tmp_path):

@@ -370,7 +370,8 @@ def _print_event(line: EventLine) -> None:
     elif what in ("no answer", "refused", "declined"):
         echo_err(f"{node}, {line.to}: {what}: {line.why}")
     elif what in ("sat out", "excluded"):
-        echo_err(f"{node}, {line.to}, round {line.round}: {what}")
+        why = f": {line.why}" if line.why else ""
+        echo_err(f"{node}, {line.to}, round {line.round}: {what}{why}")
     elif what == "lost":
         echo_err(f"round {line.round} is lost: {line.why}")
 

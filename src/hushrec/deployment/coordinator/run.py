@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 
 from hushrec.aggregation import Evaluation
 from hushrec.data.splitting import Part
+from hushrec.deployment.coordinator.planning import Policy
 from hushrec.deployment.coordinator.session import (
     EventLine,
     EventLog,
     Partition,
-    Policy,
     Roster,
     RunEvent,
     Session,
@@ -253,6 +253,18 @@ def is_finished(folder: RunFolder) -> bool:
 
 
 @dataclass
+class PhaseTraffic:
+    """Messages of one node in the rounds of a phase, evaluations included."""
+
+    up: int = 0
+    """Bytes from the node."""
+    down: int = 0
+    exchanges: int = 0
+    seconds: float = 0.0
+    """The longest that the node took for one request."""
+
+
+@dataclass
 class NodeStatus:
     """Counts of one node's events."""
 
@@ -269,6 +281,8 @@ class NodeStatus:
     excluded: bool = False
     """Whether the node is sent no more requests."""
     last_seen: str | None = None
+    traffic: dict[str, PhaseTraffic] = field(default_factory=dict)
+    """By phase."""
 
 
 @dataclass
@@ -296,7 +310,8 @@ class Status:
 def status_of(folder: RunFolder) -> Status:
     """Read the status of a run."""
     stage: RunStage = "training" if folder.is_locked() else "interrupted"
-    status = Status(folder.path.name, stage, folder.experiment().rounds)
+    experiment = folder.experiment()
+    status, method = Status(folder.path.name, stage, experiment.rounds), experiment.make_method()
     for line in EventLog(folder.path / EVENTS).lines():
         if line.event == "finished":
             status.stage = "finished"
@@ -306,7 +321,15 @@ def status_of(folder: RunFolder) -> Status:
             status.strangers += line.event == "refused"
             status.lost_rounds += line.event == "lost"
         else:
-            _count(status.nodes.setdefault(line.node, NodeStatus()), line)
+            node = status.nodes.setdefault(line.node, NodeStatus())
+            _count(node, line)
+            if line.event == "answered":
+                phase = node.traffic.setdefault(method.phase_of(line.round).name, PhaseTraffic())
+                phase.up, phase.down = phase.up + line.up_bytes, phase.down + line.down_bytes
+                phase.exchanges, phase.seconds = (
+                    phase.exchanges + 1,
+                    max(phase.seconds, line.seconds),
+                )
             status.up_bytes += line.up_bytes
             status.down_bytes += line.down_bytes
     return status

@@ -106,7 +106,8 @@ class PlainSumming:
             own = replace(expected, clients=len(active[name].clients))
             return NodeSum.from_bytes(answer, own)
 
-        for name, found in self.session.exchange("train", expected.round, active, read):
+        exchange = self.session.exchange("train", expected.round, active, read, expected.most_bytes)
+        for name, found in exchange:
             total.summed.merge(found.summed)
             total = replace(
                 total,
@@ -266,7 +267,7 @@ class SecureSumming:
             else:
                 server.receive(name, sums.StageReply.from_bytes(answer, most).message)
 
-        for _ in self.session.exchange(what, number, steps, read):
+        for _ in self.session.exchange(what, number, steps, read, most):
             pass
 
 
