@@ -271,9 +271,12 @@ def default(secure, data, nodes):
             "seconds": round(seconds, 1),
             "seconds_by_phase": phase_seconds(newest.path),
             "peak_gigabytes": {name: round(size / 1e9, 2) for name, size in highest.items()},
-            "message_megabytes": {
+            "megabytes_up_and_down": {
                 name: {
-                    what: {"up": round(each.up / 1e6, 2), "down": round(each.down / 1e6, 2)}
+                    what: {
+                        "up": round(each.up_bytes / 1e6, 2),
+                        "down": round(each.down_bytes / 1e6, 2),
+                    }
                     for what, each in node.traffic.items()
                 }
                 for name, node in status.nodes.items()

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from dealing import SUFFIX, deal
 from hushrec.api import train
 from hushrec.cli import main
-from hushrec.deployment.coordinator.planning import Policy, allowed_seconds
+from hushrec.deployment.coordinator.planning import LinkRates, Policy, allowed_seconds, forecast
 from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run, status_of
 from hushrec.deployment.coordinator.session import EventLine, EventLog
 from hushrec.deployment.flower.gateway import StatusCollector
@@ -29,6 +29,7 @@ from hushrec.federation import setup
 from hushrec.federation.contract import Catalogue, Contract, NodeRegistry, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.requests import Failure
+from hushrec.reporting.html import write_federated_report
 from hushrec.runs.folder import RunFolder
 from hushrec.secagg import Identity
 from hushrec.studio.pages import Studio, find_runs
@@ -348,6 +349,66 @@ def test_a_node_that_was_slow_once_has_time_to_be_slow_again(tmp_path):
     run.train(lossy.link())
     why = next(line.why for line in told if line.event == "sat out")
     assert why == "no answer in 900 s; policy.phase_seconds.'train' gives it more"
+
+
+HEADERS = 2**16
+SHORT = {"network_rounds": 2, "newton_rounds": 2, "turns": 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "rounds"),
+    [
+        ("fedmix", {**SHORT, "evaluation.every": 3}, None),
+        ("pfedrec", {"evaluation.every": 2}, 3),
+        ("fedrkg", {"interval": 1, "d": 4}, 3),
+        ("fednext", NOISE, None),
+    ],
+)
+@pytest.mark.parametrize("secure", [None, SecureSums()])
+def test_a_run_sends_what_was_forecast(method, settings, rounds, secure, tmp_path):
+    """Bytes down and exchanges are exact but for headers; in the clear, bytes up are a bound."""
+    data = taste_world()
+    begin, lossy = rehearsal(tmp_path / "f", data, method, settings, rounds, secure=secure)
+    run = begin()
+    planned = forecast(run.contract, NODES, data.n_users, LinkRates())
+    summary = run.train(lossy.link())
+    assert sum(phase.rounds for phase in planned.phases[:-1]) == summary.rounds
+    exchanges, down, up = 0, 0, 0
+    for phases in summary.traffic.values():
+        exchanges += sum(each.exchanges for each in phases.values())
+        down += sum(each.down_bytes for each in phases.values())
+        up += sum(each.up_bytes for each in phases.values())
+    assert exchanges == NODES * sum(phase.exchanges for phase in planned.phases)
+    assert up <= planned.up_bytes + exchanges * HEADERS
+    if secure is None:
+        assert abs(down - planned.down_bytes) <= exchanges * 4000
+    else:
+        assert up >= planned.up_bytes, "a secure sum sends all of its vector"
+    assert summary.traffic == {name: n.traffic for name, n in status_of(run.folder).nodes.items()}
+    page = write_federated_report(run.folder).read_text()
+    assert "Messages</b> of each node" in page and planned.phases[0].phase in page
+
+
+def test_the_plan_of_a_federation_is_shown(tmp_path):
+    from hushrec.cli.federate import ExperimentOptions, make_rehearsal
+
+    make_rehearsal(tmp_path / "f", "demo", 2, ExperimentOptions("pfedrec", None, 4, 0, ()))
+    server = tmp_path / "f" / "server"
+    said = CliRunner().invoke(main, ["federate", "plan", str(server)])
+    assert said.exit_code == 0, said.output
+    assert "train" in said.output and "1 s an exchange" in said.output
+    slow = ["--megabytes-per-second", "0.001", "--exchange-seconds", "9", "--json"]
+    said = json.loads(CliRunner().invoke(main, ["federate", "plan", str(server), *slow]).stdout)
+    train_phase, _ = said["phases"]
+    assert (train_phase["rounds"], train_phase["exchanges"], said["nodes"]) == (4, 4, 2)
+    sent = 4 * 2 * (train_phase["down_bytes"] + train_phase["up_bytes"])
+    assert train_phase["seconds"] == pytest.approx(4 * 9 + sent / 1000)
+    (server / "partition.json").unlink()
+    said = CliRunner().invoke(main, ["federate", "plan", str(server)])
+    assert said.exit_code == 2 and "--users N" in said.output
+    assert (
+        CliRunner().invoke(main, ["federate", "plan", str(server), "--users", "9"]).exit_code == 0
+    )
 
 
 def test_too_few_nodes_stop_the_run_and_nothing_is_lost(tmp_path):

@@ -73,9 +73,13 @@ class ExpectedSum:
     @property
     def most_bytes(self) -> int:
         """Size above which a message is refused unread."""
-        ids = sum(count for count, _ in self.shape.sparse.values())
-        numbers = ids + self.shape.entries
-        return min(codec.LARGEST, pairs.MOST_DIGITS * numbers + 2 * codec.HEADER_BYTES)
+        return largest_sum(self.shape)
+
+
+def largest_sum(shape: UploadShape) -> int:
+    """Return the most bytes of a sum in the clear; gaps between n keys take n bytes at most."""
+    keys = sum(count for count, _ in shape.sparse.values())
+    return min(codec.LARGEST, keys + pairs.MOST_DIGITS * shape.entries + 2 * codec.HEADER_BYTES)
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
 from hushrec.runs.folder import FEDERATED, SUMMARY, RunFolder
 from hushrec.runs.recording import CheckpointCallback, restore, saved_key, summarise_federation
-from hushrec.runs.schema import Summary
+from hushrec.runs.schema import PhaseTraffic, Summary
 from hushrec.streams import new_key
 
 EVENTS = "events.jsonl"
@@ -201,6 +201,8 @@ class FederatedRun:
             journal.clear()
             users = {name: len(holding.users) for name, holding in roster.nodes.items()}
             summary = summarise_federation(training, state, users, results)
+            traffic = {name: node.traffic for name, node in status_of(self.folder).nodes.items()}
+            summary = summary.model_copy(update={"traffic": traffic})
             self.folder.write_results(summary)
             ended, selected = state.round, state.selected_round
             self.events.tell(EventLine(event="finished", round=ended, selected_round=selected))
@@ -250,18 +252,6 @@ def newest_run(runs: Path) -> RunFolder | None:
 def is_finished(folder: RunFolder) -> bool:
     """Say whether a run came to its end."""
     return (folder.path / SUMMARY).exists()
-
-
-@dataclass
-class PhaseTraffic:
-    """Messages of one node in the rounds of a phase, evaluations included."""
-
-    up: int = 0
-    """Bytes from the node."""
-    down: int = 0
-    exchanges: int = 0
-    seconds: float = 0.0
-    """The longest that the node took for one request."""
 
 
 @dataclass
@@ -324,12 +314,9 @@ def status_of(folder: RunFolder) -> Status:
             node = status.nodes.setdefault(line.node, NodeStatus())
             _count(node, line)
             if line.event == "answered":
-                phase = node.traffic.setdefault(method.phase_of(line.round).name, PhaseTraffic())
-                phase.up, phase.down = phase.up + line.up_bytes, phase.down + line.down_bytes
-                phase.exchanges, phase.seconds = (
-                    phase.exchanges + 1,
-                    max(phase.seconds, line.seconds),
-                )
+                phase = method.phase_of(line.round).name
+                before = node.traffic.get(phase, PhaseTraffic())
+                node.traffic[phase] = before.plus(line.up_bytes, line.down_bytes, line.seconds)
             status.up_bytes += line.up_bytes
             status.down_bytes += line.down_bytes
     return status
