@@ -65,13 +65,14 @@ def keep(name, found):
     click.echo(json.dumps({name: found}, indent=1))
 
 
-def memory(process):
-    """Resident bytes of a process, or 0 if it is gone."""
+def memory(process, kind="VmRSS"):
+    """Resident bytes of a process, or with VmHWM their peak; 0 if it is gone."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
         return 0
-    return next(int(x.split()[1]) * 1024 for x in status.splitlines() if x.startswith("VmRSS"))
+    found = (int(x.split()[1]) * 1024 for x in status.splitlines() if x.startswith(kind))
+    return next(found, 0)
 
 
 @click.group()
@@ -220,13 +221,13 @@ def soak(rounds, nodes):
 
 @contextmanager
 def peaks(processes):
-    """Watch the resident memory of processes, by name; yields the highest of each so far."""
+    """Watch the peak memory of processes, by name; yields the highest of each so far."""
     highest, stop = dict.fromkeys(processes, 0), threading.Event()
 
     def watch():
         while not stop.wait(0.2):
             for name, number in processes.items():
-                highest[name] = max(highest[name], memory(number))
+                highest[name] = max(highest[name], memory(number, "VmHWM"))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from hushrec.cli import main
 from hushrec.deployment.coordinator.planning import LinkRates, Policy, allowed_seconds, forecast
 from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run, status_of
 from hushrec.deployment.coordinator.session import EventLine, EventLog
+from hushrec.deployment.flower import transport
 from hushrec.deployment.flower.gateway import StatusCollector
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
@@ -28,7 +30,8 @@ from hushrec.errors import ConfigError, FederationError, RunError, StoppedError
 from hushrec.federation import setup
 from hushrec.federation.contract import Catalogue, Contract, NodeRegistry, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
-from hushrec.federation.requests import Failure
+from hushrec.federation.requests import Failure, TrainRequest
+from hushrec.io.codec import kind_of
 from hushrec.reporting.html import write_federated_report
 from hushrec.runs.folder import RunFolder
 from hushrec.secagg import Identity
@@ -349,6 +352,48 @@ def test_a_node_that_was_slow_once_has_time_to_be_slow_again(tmp_path):
     run.train(lossy.link())
     why = next(line.why for line in told if line.event == "sat out")
     assert why == "no answer in 900 s; policy.phase_seconds.'train' gives it more"
+
+
+class Grid:
+    """Two nodes on a grid, whose replies wait to be pulled."""
+
+    def __init__(self):
+        self.sent = []
+
+    def push_messages(self, messages):
+        self.sent += messages
+        return [f"message {len(self.sent)}"]
+
+    def pull_messages(self, numbers):
+        number = numbers[0]
+        answered = SimpleNamespace(reply_to_message_id=number)
+        reply = SimpleNamespace(metadata=answered, content=transport._wrap(number.encode()))
+        reply.has_error = lambda: False
+        return [reply]
+
+
+def test_a_reply_that_arrived_while_another_was_read_is_in_time(monkeypatch):
+    monkeypatch.setattr(transport, "Message", lambda *about, **more: about)
+    found = []
+    for node, answer in transport.GridLink(Grid()).ask({"1": b"request", "2": b"request"}, 0.05):
+        found.append((node, answer))
+        time.sleep(0.1)
+    assert found == [("1", b"message 1"), ("2", b"message 2")]
+
+
+def test_a_request_is_encoded_when_it_is_sent(tmp_path, monkeypatch):
+    """A download of 100 MB is in memory once, not once for each node."""
+    begin, lossy = rehearsal(tmp_path / "f", taste_world(), "pfedrec", rounds=1)
+    encode, order = TrainRequest.to_bytes, []
+    monkeypatch.setattr(
+        TrainRequest, "to_bytes", lambda self: order.append("encoded") or encode(self)
+    )
+    link = lossy.link()
+    for name, answer in dict(link.nodes).items():
+        link.nodes[name] = lambda data, answer=answer: order.append(kind_of(data)) or answer(data)
+    begin().train(link)
+    trained = [each for each in order if each in ("encoded", "train")]
+    assert trained == ["encoded", "train"] * NODES
 
 
 HEADERS = 2**16
