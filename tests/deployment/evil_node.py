@@ -31,7 +31,7 @@ class Evil:
         name = next(name for name in arrays if not name.startswith("ids/"))
         kind, size = KINDS[number - 1], arrays[name].size
         if kind == "nan":
-            arrays[name] = np.full(arrays[name].shape, np.nan)
+            arrays[name] = np.full(size // 8, np.nan)
         elif kind == "shape":
             arrays[name] = arrays[name][..., :-1]
         elif kind == "norm":
