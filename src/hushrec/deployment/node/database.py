@@ -106,14 +106,8 @@ MIGRATIONS = (
     # A foreign key to a run reads the run's row. Answer and model can be 100 MB, so they are in
     # tables of their own, which only their reader touches.
     """
-    CREATE TABLE replies (
-        run TEXT PRIMARY KEY REFERENCES runs ON DELETE CASCADE,
-        reply BLOB NOT NULL                   -- the answer to the last round's request
-    );
-    CREATE TABLE models (
-        run TEXT PRIMARY KEY REFERENCES runs ON DELETE CASCADE,
-        model BLOB NOT NULL                   -- the request with the final parameters
-    );
+    CREATE TABLE replies (run TEXT PRIMARY KEY REFERENCES runs ON DELETE CASCADE, reply BLOB);
+    CREATE TABLE models (run TEXT PRIMARY KEY REFERENCES runs ON DELETE CASCADE, model BLOB);
     INSERT INTO replies SELECT id, reply FROM runs WHERE reply IS NOT NULL;
     INSERT INTO models SELECT id, model FROM runs WHERE model IS NOT NULL;
     ALTER TABLE runs DROP COLUMN reply;
@@ -405,28 +399,18 @@ class NodeDatabase:
         catalogue = self.contract.catalogue
         index = {str(item): k for k, item in enumerate(catalogue.items)}
         wanted = "user, item, value, time" + (", context" if catalogue.context else "")
-        cursor = self.connection.execute(
-            f"SELECT {wanted} FROM interactions WHERE id <= ? ORDER BY id",  # noqa: S608 - ours
-            (upto,),
-        )
+        query = f"SELECT {wanted} FROM interactions WHERE id <= ? ORDER BY id"  # noqa: S608 - ours
+        cursor, context = self.connection.execute(query, (upto,)), list[str]()
         parts: list[list[NDArray[Any]]] = []
-        context: list[str] = []
+        types = np.int32, np.int32, np.float32, np.int64
         while some := cursor.fetchmany(READ_ROWS):  # numbers in arrays take little memory
             kept = [row for row in some if row[0] in members and row[1] in index]
-            if not kept:
-                continue
-            user, item, value, when, *more = zip(*kept, strict=True)
-            numbers = [members[each] for each in user], [index[each] for each in item]
-            parts.append(
-                [
-                    *(np.array(each, np.int32) for each in numbers),
-                    np.array(value, np.float32),
-                    np.array(when, np.int64),
-                ]
-            )
+            user, item, value, when, *more = zip(*kept, strict=True) if kept else ((),) * 4
+            numbers = map(members.__getitem__, user), map(index.__getitem__, item), value, when
+            parts.append([np.array([*n], t) for n, t in zip(numbers, types, strict=True)])
             for each in more:
                 context.extend(each)
-        if not parts:
+        if not sum(len(part[0]) for part in parts):
             return None
         columns = [np.concatenate(each) for each in zip(*parts, strict=True)]
         people = {row[0]: row[1:] for row in self.rows("SELECT id, name, features FROM users")}
