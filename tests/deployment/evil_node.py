@@ -36,7 +36,7 @@ class Evil:
             arrays[name] = arrays[name][..., :-1]
         elif kind == "norm":
             count, whole = np.count_nonzero(arrays[name] < 128), [0] * len(sent.shifts[name])
-            large = np.full((count // len(whole), len(whole)), int(1e9 / size**0.5) << 32)
+            large = np.full((count // len(whole), len(whole)), int(1e9 / count**0.5) << 32)
             arrays[name] = pairs.write_steps(large, np.array(whole))
             sent = replace(sent, shifts={**sent.shifts, name: tuple(whole)})
         elif kind == "replay":
