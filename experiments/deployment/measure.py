@@ -4,12 +4,16 @@ python experiments/deployment/measure.py methods     # the bits of one process, 
 python experiments/deployment/measure.py overhead    # ML-1M in 3 silos: time and bytes
 python experiments/deployment/measure.py many        # 20 nodes on one machine
 python experiments/deployment/measure.py soak        # 50 rounds, a node killed every 3 of them
+python experiments/deployment/measure.py default     # ML-1M, fedmix untouched: bits, time, memory
+python experiments/deployment/measure.py default --secure
 """
 
 import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -25,6 +29,7 @@ from hushrec.cli.federate import ExperimentOptions, make_rehearsal, train_on
 from hushrec.deployment.coordinator.run import newest_run, status_of
 from hushrec.deployment.flower.programs import Processes, federation_running, start_node
 from hushrec.federation.experiment import parse_settings
+from hushrec.runs.folder import RunFolder
 
 RESULTS = Path(__file__).parent / "results.json"
 FINAL = "checkpoint/final/selected-shared.safetensors"
@@ -60,13 +65,14 @@ def keep(name, found):
     click.echo(json.dumps({name: found}, indent=1))
 
 
-def memory(process):
-    """Resident bytes of a process, or 0 if it is gone."""
+def memory(process, kind="VmRSS"):
+    """Resident bytes of a process, or with VmHWM their peak; 0 if it is gone."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
         return 0
-    return next(int(x.split()[1]) * 1024 for x in status.splitlines() if x.startswith("VmRSS"))
+    found = (int(x.split()[1]) * 1024 for x in status.splitlines() if x.startswith(kind))
+    return next(found, 0)
 
 
 @click.group()
@@ -211,6 +217,87 @@ def soak(rounds, nodes):
             "seconds": round(time.monotonic() - began, 1),
         },
     )
+
+
+@contextmanager
+def peaks(processes):
+    """Watch the peak memory of processes, by name; yields the highest of each so far."""
+    highest, stop = dict.fromkeys(processes, 0), threading.Event()
+
+    def watch():
+        while not stop.wait(0.2):
+            for name, number in processes.items():
+                highest[name] = max(highest[name], memory(number, "VmHWM"))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield highest
+    finally:
+        stop.set()
+        watcher.join()
+
+
+def phase_seconds(path):
+    """Rounds and seconds of each phase, and the seconds of its first round."""
+    folder, found = RunFolder(path), {}
+    method = folder.experiment().make_method()
+    for number, seconds in enumerate(rounds_of(path), 1):
+        known = found.setdefault(method.phase_of(number).name, [])
+        known.append(seconds)
+    return {
+        name: {"rounds": len(each), "first": each[0], "all": round(sum(each), 1)}
+        for name, each in found.items()
+    }
+
+
+@main.command()
+@click.option("--secure", is_flag=True, help="Secure sums.")
+@click.option("--data", default="ml-1m", show_default=True)
+@click.option("--nodes", default=3, show_default=True)
+def default(secure, data, nodes):
+    """Train the default with the configuration that `federate init` writes, untouched."""
+    load, trained = os.getloadavg()[0], ExperimentOptions(None, None, None, 0, (), secure)
+    with federation(data, nodes, trained) as (top, server, programs):
+        began, processes = time.monotonic(), {name: p.process.pid for name, p in programs.items()}
+        command = [sys.executable, "-m", "hushrec", "federate", "run", str(server.folder.path)]
+        coordinator = subprocess.Popen(command)
+        processes |= {"coordinator": coordinator.pid, "superlink": server.superlink.process.pid}
+        with peaks(processes) as highest:
+            code = coordinator.wait()
+        seconds, newest = time.monotonic() - began, newest_run(server.folder.runs)
+        status = status_of(newest)
+        found = {
+            "exit_code": code,
+            "seconds": round(seconds, 1),
+            "seconds_by_phase": phase_seconds(newest.path),
+            "peak_gigabytes": {name: round(size / 1e9, 2) for name, size in highest.items()},
+            "megabytes_up_and_down": {
+                name: {
+                    what: {
+                        "up": round(each.up_bytes / 1e6, 2),
+                        "down": round(each.down_bytes / 1e6, 2),
+                    }
+                    for what, each in node.traffic.items()
+                }
+                for name, node in status.nodes.items()
+            },
+            "lost": {name: node.lost + node.sat_out for name, node in status.nodes.items()},
+            "file_megabytes": {
+                path.parent.name: round(path.stat().st_size / 1e6, 1)
+                for path in sorted(top.glob("nodes/*/data.node"))
+            },
+            "load_before": round(load, 2),
+            "load_after": round(os.getloadavg()[0], 2),
+        }
+        model = load_file(newest.path / FINAL) if code == 0 else {}
+    with TemporaryDirectory() as place:
+        train(data, out=Path(place) / "a")
+        alone = load_file(Path(place) / "a" / FINAL)
+    found["same_bits"] = model.keys() == alone.keys() and all(
+        np.array_equal(model[key], alone[key]) for key in alone
+    )
+    keep("default", {f"{data}, {nodes} nodes, {'secure' if secure else 'in the clear'}": found})
 
 
 if __name__ == "__main__":

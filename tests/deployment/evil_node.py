@@ -12,6 +12,7 @@ from hushrec.deployment.node.worker import Worker
 from hushrec.federation.requests import TrainRequest
 from hushrec.federation.sums import NodeSumMessage
 from hushrec.io.codec import kind_of
+from hushrec.kernels import pairs
 
 KINDS = ("nan", "shape", "replay", "norm", "size", "noise", "pickle")
 """By round, from the first on."""
@@ -30,11 +31,14 @@ class Evil:
         name = next(name for name in arrays if not name.startswith("ids/"))
         kind, size = KINDS[number - 1], arrays[name].size
         if kind == "nan":
-            arrays[name] = np.full(arrays[name].shape, np.nan)
+            arrays[name] = np.full(size // 8, np.nan)
         elif kind == "shape":
             arrays[name] = arrays[name][..., :-1]
         elif kind == "norm":
-            arrays[name] = np.full(arrays[name].shape, int(1e9 / size**0.5) << 32)
+            count, whole = np.count_nonzero(arrays[name] < 128), [0] * len(sent.shifts[name])
+            large = np.full((count // len(whole), len(whole)), int(1e9 / count**0.5) << 32)
+            arrays[name] = pairs.write_steps(large, np.array(whole))
+            sent = replace(sent, shifts={**sent.shifts, name: tuple(whole)})
         elif kind == "replay":
             return self.first
         elif kind == "size":

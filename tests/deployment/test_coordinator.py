@@ -1,11 +1,15 @@
 """A run of a federation from the first invitation to its last look, and what can interrupt it."""
 
 import json
+import time
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import ValidationError
 from safetensors.numpy import load_file
@@ -13,8 +17,10 @@ from safetensors.numpy import load_file
 from dealing import SUFFIX, deal
 from hushrec.api import train
 from hushrec.cli import main
+from hushrec.deployment.coordinator.planning import LinkRates, Policy, allowed_seconds, forecast
 from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run, status_of
-from hushrec.deployment.coordinator.session import EventLine, EventLog, Policy
+from hushrec.deployment.coordinator.session import EventLine, EventLog
+from hushrec.deployment.flower import transport
 from hushrec.deployment.flower.gateway import StatusCollector
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
@@ -24,7 +30,9 @@ from hushrec.errors import ConfigError, FederationError, RunError, StoppedError
 from hushrec.federation import setup
 from hushrec.federation.contract import Catalogue, Contract, NodeRegistry, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
-from hushrec.federation.requests import Failure
+from hushrec.federation.requests import Failure, TrainRequest
+from hushrec.io.codec import kind_of
+from hushrec.reporting.html import write_federated_report
 from hushrec.runs.folder import RunFolder
 from hushrec.secagg import Identity
 from hushrec.serving.recommender import Recommender
@@ -298,6 +306,155 @@ def test_the_deadline_of_a_round_is_that_of_its_phase(tmp_path):
     assert max(phase.rounds for phase in phases) > 1 and len(phases) > 2
     with pytest.raises(ConfigError, match="has no phase 'fit netwrk'; did you mean 'fit network'"):
         begin(phase_seconds={"fit netwrk": 1.0}).train(lossy.link())
+
+
+@given(
+    st.floats(0.1, 1e4),
+    st.floats(1, 10),
+    st.integers(0, 2**40),
+    st.none() | st.floats(0, 1e5),
+    st.floats(0, 1e4),
+)
+def test_a_deadline_grows_with_measured_times_and_sizes(shortest, factor, size, slowest, more):
+    """It is never below the policy, and never shorter for a slower node or a larger message."""
+    policy = Policy(round_seconds=shortest, first_round_factor=factor, slowest_factor=factor)
+    seconds = allowed_seconds(policy, "count", size, slowest)
+    assert seconds >= shortest + size / policy.bytes_per_second * (1 - 1e-9)
+    assert seconds >= factor * (shortest if slowest is None else slowest)
+    assert allowed_seconds(policy, "count", size + int(more), slowest) >= seconds
+    if slowest is not None:
+        assert allowed_seconds(policy, "count", size, slowest + more) >= seconds
+    patient = policy.model_copy(update={"phase_seconds": {"count": shortest + more}})
+    assert allowed_seconds(patient, "count", size, slowest) >= seconds
+    assert allowed_seconds(patient, "other", size, slowest) == seconds
+
+
+def test_a_node_that_was_slow_once_has_time_to_be_slow_again(tmp_path):
+    """The deadline follows what a node needed; who is slower still is told which key to raise."""
+    begin, lossy = rehearsal(tmp_path / "f", taste_world(), "pfedrec", {"evaluation.every": 9})
+    link, told = Hurried(lossy.link().nodes), []
+    run = begin(round_seconds=0.2, first_round_factor=100.0, slowest_factor=50.0, retries=0)
+    run = replace(run, events=EventLog(run.folder.path / "events.jsonl", told.append))
+    answer = link.nodes["node-1"]
+
+    def slow(message):
+        time.sleep(0.3 if len(link.seconds) > 1 else 0)
+        return answer(message)
+
+    link.nodes["node-1"] = slow
+    run.train(link)
+    first, second, third = link.seconds[1:4]
+    assert first > 19 and min(second, third) > 50 * 0.3 - 1
+    assert all(line.seconds >= 0.3 for line in told if line.event == "answered" and line.round)
+    begin, lossy = rehearsal(tmp_path / "g", taste_world(), "pfedrec")
+    lossy.lose |= {("node-1", number) for number in range(2, 99)}
+    run = begin(retries=0)
+    run = replace(run, events=EventLog(run.folder.path / "events.jsonl", told.append))
+    run.train(lossy.link())
+    why = next(line.why for line in told if line.event == "sat out")
+    assert why == "no answer in 900 s; policy.phase_seconds.'train' gives it more"
+
+
+class Grid:
+    """Two nodes on a grid, whose replies wait to be pulled."""
+
+    def __init__(self):
+        self.sent = []
+
+    def push_messages(self, messages):
+        self.sent += messages
+        return [f"message {len(self.sent)}"]
+
+    def pull_messages(self, numbers):
+        number = numbers[0]
+        answered = SimpleNamespace(reply_to_message_id=number)
+        reply = SimpleNamespace(metadata=answered, content=transport._wrap(number.encode()))
+        reply.has_error = lambda: False
+        return [reply]
+
+
+def test_a_reply_that_arrived_while_another_was_read_is_in_time(monkeypatch):
+    monkeypatch.setattr(transport, "Message", lambda *about, **more: about)
+    found = []
+    for node, answer in transport.GridLink(Grid()).ask({"1": b"request", "2": b"request"}, 0.05):
+        found.append((node, answer))
+        time.sleep(0.1)
+    assert found == [("1", b"message 1"), ("2", b"message 2")]
+
+
+def test_a_request_is_encoded_when_it_is_sent(tmp_path, monkeypatch):
+    """A download of 100 MB is in memory once, not once for each node."""
+    begin, lossy = rehearsal(tmp_path / "f", taste_world(), "pfedrec", rounds=1)
+    encode, order = TrainRequest.to_bytes, []
+    monkeypatch.setattr(
+        TrainRequest, "to_bytes", lambda self: order.append("encoded") or encode(self)
+    )
+    link = lossy.link()
+    for name, answer in dict(link.nodes).items():
+        link.nodes[name] = lambda data, answer=answer: order.append(kind_of(data)) or answer(data)
+    begin().train(link)
+    trained = [each for each in order if each in ("encoded", "train")]
+    assert trained == ["encoded", "train"] * NODES
+
+
+HEADERS = 2**16
+SHORT = {"network_rounds": 2, "newton_rounds": 2, "turns": 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "rounds"),
+    [
+        ("fedmix", {**SHORT, "evaluation.every": 3}, None),
+        ("pfedrec", {"evaluation.every": 2}, 3),
+        ("fedrkg", {"interval": 1, "d": 4}, 3),
+        ("fednext", NOISE, None),
+    ],
+)
+@pytest.mark.parametrize("secure", [None, SecureSums()])
+def test_a_run_sends_what_was_forecast(method, settings, rounds, secure, tmp_path):
+    """Bytes down and exchanges are exact but for headers; in the clear, bytes up are a bound."""
+    data = taste_world()
+    begin, lossy = rehearsal(tmp_path / "f", data, method, settings, rounds, secure=secure)
+    run = begin()
+    planned = forecast(run.contract, NODES, data.n_users, LinkRates())
+    summary = run.train(lossy.link())
+    assert sum(phase.rounds for phase in planned.phases[:-1]) == summary.rounds
+    exchanges, down, up = 0, 0, 0
+    for phases in summary.traffic.values():
+        exchanges += sum(each.exchanges for each in phases.values())
+        down += sum(each.down_bytes for each in phases.values())
+        up += sum(each.up_bytes for each in phases.values())
+    assert exchanges == NODES * sum(phase.exchanges for phase in planned.phases)
+    assert up <= planned.up_bytes + exchanges * HEADERS
+    if secure is None:
+        assert abs(down - planned.down_bytes) <= exchanges * 4000
+    else:
+        assert up >= planned.up_bytes, "a secure sum sends all of its vector"
+    assert summary.traffic == {name: n.traffic for name, n in status_of(run.folder).nodes.items()}
+    page = write_federated_report(run.folder).read_text()
+    assert "Messages</b> of each node" in page and planned.phases[0].phase in page
+
+
+def test_the_plan_of_a_federation_is_shown(tmp_path):
+    from hushrec.cli.federate import ExperimentOptions, make_rehearsal
+
+    make_rehearsal(tmp_path / "f", "demo", 2, ExperimentOptions("pfedrec", None, 4, 0, ()))
+    server = tmp_path / "f" / "server"
+    said = CliRunner().invoke(main, ["federate", "plan", str(server)])
+    assert said.exit_code == 0, said.output
+    assert "train" in said.output and "1 s an exchange" in said.output
+    slow = ["--megabytes-per-second", "0.001", "--exchange-seconds", "9", "--json"]
+    said = json.loads(CliRunner().invoke(main, ["federate", "plan", str(server), *slow]).stdout)
+    train_phase, _ = said["phases"]
+    assert (train_phase["rounds"], train_phase["exchanges"], said["nodes"]) == (4, 4, 2)
+    sent = 4 * 2 * (train_phase["down_bytes"] + train_phase["up_bytes"])
+    assert train_phase["seconds"] == pytest.approx(4 * 9 + sent / 1000)
+    (server / "partition.json").unlink()
+    said = CliRunner().invoke(main, ["federate", "plan", str(server)])
+    assert said.exit_code == 2 and "--users N" in said.output
+    assert (
+        CliRunner().invoke(main, ["federate", "plan", str(server), "--users", "9"]).exit_code == 0
+    )
 
 
 def test_too_few_nodes_stop_the_run_and_nothing_is_lost(tmp_path):

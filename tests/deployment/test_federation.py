@@ -222,7 +222,7 @@ def test_a_node_that_sends_what_cannot_be_is_refused_and_named(tmp_path):
     why = [refused[number].why for number in range(1, rounds + 1)]
     expected = (
         "not finite",
-        "not int64(ids of items",
+        "numbers that it should",
         "not of round 3",
         "has norm 1e",
         *3 * ("no header",),

@@ -1,4 +1,4 @@
-"""Progress of reading and training on standard error, and interruption by signals."""
+"""Progress of reading, training and federations, and interruption by signals."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from typing import Any
 
 import click
 from rich.progress import BarColumn, TaskProgressColumn, TimeRemainingColumn
+from rich.table import Table
 
 from hushrec.cli.options import PATH, gather
 from hushrec.cli.terminal import Console, echo_err, progress, text_column
 from hushrec.config import DEFAULT_METHOD
 from hushrec.data import Interactions, load
 from hushrec.data.text import OnProgress
+from hushrec.deployment.coordinator.planning import Forecast, LinkRates
+from hushrec.deployment.coordinator.run import Status
+from hushrec.deployment.coordinator.session import EventLine
 from hushrec.errors import ConfigError
 from hushrec.federation.experiment import Experiment, ExperimentRequest
 from hushrec.federation.rounds import Callback, RoundRecord
 from hushrec.io.files import append_line
+from hushrec.reporting.tables import human_duration, human_size
 from hushrec.runs.progress import PRINT_INTERVAL, Output, TrainingDisplay, bar, lines
 
 DISPLAY_DELAY = 0.5
@@ -152,3 +157,84 @@ def training_display(
                 every = 0.0 if verbosity.verbose else PRINT_INTERVAL
                 outputs.append(lines(echo_err, every))
         yield TrainingDisplay(outputs)
+
+
+# ------------------------------------------------------------ federations
+
+
+def print_event(line: EventLine) -> None:
+    """Print enrolments and failures; answers are not printed."""
+    what, node = line.event, line.node or "a node"
+    if what == "enrolled":
+        echo_err(f"{node} takes part with {line.users:,} users")
+    elif what in ("no answer", "refused", "declined"):
+        echo_err(f"{node}, {line.to}: {what}: {line.why}")
+    elif what in ("sat out", "excluded"):
+        why = f": {line.why}" if line.why else ""
+        echo_err(f"{node}, {line.to}, round {line.round}: {what}{why}")
+    elif what == "lost":
+        echo_err(f"round {line.round} is lost: {line.why}")
+
+
+def _aligned(title: str, caption: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    for name in (*left, *right):
+        table.add_column(name, justify="left" if name in left else "right")
+    return table
+
+
+def status_table(status: Status) -> Table:
+    """Show the progress of a federated run and the state of its nodes."""
+    spent = "" if status.epsilon is None else f", epsilon {status.epsilon:.3g} so far"
+    title = f"{status.run}: {status.stage}, round {status.round} of {status.rounds}{spent}"
+    caption = (
+        f"messages: {human_size(status.up_bytes)} up, {human_size(status.down_bytes)} down; "
+        f"{status.strangers} nodes rejected, {status.lost_rounds} rounds lost"
+    )
+    counted = ("users", "answered", "lost", "sat out", "refused", "last seen")
+    table = _aligned(title, caption, ("node",), counted)
+    for name, node in sorted(status.nodes.items()):
+        counts = (node.users, node.answered, node.lost, node.sat_out, node.refused)
+        seen = "excluded" if node.excluded else (node.last_seen or "")[:19].replace("T", " ")
+        table.add_row(name, *(f"{count:,}" for count in counts), seen)
+    return table
+
+
+def status_tables(status: Status) -> list[Table]:
+    """Show the progress of a federated run, and the messages of each node by phase."""
+    table = _aligned(
+        "messages by node and phase, evaluations included",
+        "",
+        ("node", "phase"),
+        ("exchanges", "up", "down", "slowest"),
+    )
+    for name, node in sorted(status.nodes.items()):
+        for phase, sent in node.traffic.items():
+            sizes = human_size(sent.up_bytes), human_size(sent.down_bytes)
+            table.add_row(name, phase, f"{sent.exchanges:,}", *sizes, f"{sent.slowest_s:.1f} s")
+    return [status_table(status), *([table] if table.row_count else [])]
+
+
+def forecast_lines(found: Forecast, rates: LinkRates) -> list[Table | str]:
+    """Show the forecast of a federated run, and what it assumes."""
+    kind = "secure sums" if found.secure else "sums in the clear, bytes up at most"
+    table = _aligned(
+        f"{found.nodes} nodes, {found.users:,} users, {kind}",
+        "bytes of one node in one round",
+        ("phase",),
+        ("rounds", "exchanges", "down", "up", "messages take"),
+    )
+    for each in found.phases:
+        sizes = human_size(each.down_bytes), human_size(each.up_bytes)
+        counts = f"{each.rounds:,}", f"{each.exchanges:,}"
+        table.add_row(each.phase, *counts, *sizes, human_duration(each.seconds))
+    up, down = human_size(found.up_bytes), human_size(found.down_bytes)
+    node, coordinator = found.node_memory_bytes, found.coordinator_memory_bytes
+    return [
+        table,
+        f"all nodes and rounds: {up} up, {down} down, {human_duration(found.seconds)} for messages",
+        f"memory for messages, at most: {human_size(node)} on a node, {human_size(coordinator)} on "
+        "the coordinator",
+        f"assumed: {rates.exchange_seconds:g} s an exchange, {rates.megabytes_per_second:g} MB/s "
+        "shared by all nodes; computing comes on top",
+    ]

@@ -10,9 +10,16 @@ from tempfile import TemporaryDirectory
 
 import click
 from rich.live import Live
-from rich.table import Table
 
-from hushrec.cli.display import interrupt_callback, print_default_method, training_display
+from hushrec.cli.display import (
+    forecast_lines,
+    interrupt_callback,
+    print_default_method,
+    print_event,
+    status_table,
+    status_tables,
+    training_display,
+)
 from hushrec.cli.options import (
     PATH,
     SEED,
@@ -29,8 +36,9 @@ from hushrec.cli.terminal import Console, echo, echo_err, print_json, show
 from hushrec.data import Interactions, load
 from hushrec.data.partition import Deal
 from hushrec.data.reading import read_items
+from hushrec.deployment.coordinator import planning
 from hushrec.deployment.coordinator import run as runs
-from hushrec.deployment.coordinator.session import EventLine, EventLog
+from hushrec.deployment.coordinator.session import EventLog
 from hushrec.deployment.make import FederationSpec, ServerAddress, make_federation, renew_server
 from hushrec.deployment.node.database import ImportCounts, NodeDatabase
 from hushrec.deployment.node.training import recommend
@@ -39,7 +47,7 @@ from hushrec.deployment.provisioning import NodeFolder, ServerConfig, ServerFold
 from hushrec.errors import ConfigError, DataError, RunError, StoppedError
 from hushrec.federation.contract import Catalogue, Contract, SecureSums
 from hushrec.federation.experiment import ExperimentRequest, parse_settings
-from hushrec.reporting.tables import human_size, summary_lines
+from hushrec.reporting.tables import summary_lines
 from hushrec.runs.schema import Summary
 
 WATCH_SECONDS = 2.0
@@ -268,6 +276,46 @@ def renew_command(folder: Path, as_json: bool) -> None:
     show(as_json, {"folder": str(folder), "valid_until": until.isoformat()}, text)
 
 
+@federate_commands.command("plan")
+@click.argument("folder", metavar="SERVER", type=PATH)
+@click.option("--users", type=click.IntRange(1), help="Of all nodes.  [those of a rehearsal]")
+@gather(
+    "rates",
+    planning.LinkRates,
+    click.option(
+        "--exchange-seconds",
+        type=click.FloatRange(0),
+        default=planning.LinkRates.exchange_seconds,
+        help="Of an empty request and its reply.",
+    ),
+    click.option(
+        "--megabytes-per-second",
+        type=click.FloatRange(0, min_open=True),
+        default=planning.LinkRates.megabytes_per_second,
+        help="Of the coordinator's connection, which all nodes share.",
+    ),
+)
+@json_option
+def plan_command(folder: Path, users: int | None, rates: planning.LinkRates, as_json: bool) -> None:
+    """Forecast a run before it: rounds, exchanges, bytes, memory and time of the messages.
+
+    It follows from the contract and the list of items; nothing is sent and no node is asked.
+    Bytes from nodes are an upper bound where sums are in the clear.
+
+    \b
+    hushrec federate plan films/server
+    hushrec federate plan films/server --users 6000 --megabytes-per-second 2 --json
+    """
+    server = ServerFolder.open(folder)
+    partition = server.partition
+    if users is None and partition is not None:
+        users = sum(len(holding.users) for holding in partition.values())
+    if users is None:
+        raise ConfigError("say how many users the nodes hold together: --users N")
+    found = planning.forecast(server.contract, len(server.public_keys), users, rates)
+    show(as_json, asdict(found), *forecast_lines(found, rates))
+
+
 @federate_commands.command("server")
 @click.argument("folder", metavar="SERVER", type=PATH)
 def server_command(folder: Path) -> None:
@@ -349,7 +397,7 @@ def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[Summar
     number, endpoint, node_ids = begin_run(server)
     run = replace(run, node_ids=node_ids)
     if not quiet:
-        run = replace(run, events=EventLog(run.folder.path / runs.EVENTS, _print_event))
+        run = replace(run, events=EventLog(run.folder.path / runs.EVENTS, print_event))
         echo_err(f"waiting for {policy.nodes} nodes")
     try:
         with training_display(quiet) as display, interrupt_callback() as stop:
@@ -360,19 +408,6 @@ def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[Summar
         command = f"hushrec federate run {server.path} --resume"
         raise StoppedError(f"{stopped}; continue with: {command}") from None
     return summary, run.folder.path
-
-
-def _print_event(line: EventLine) -> None:
-    """Print enrolments and failures; answers are not printed."""
-    what, node = line.event, line.node or "a node"
-    if what == "enrolled":
-        echo_err(f"{node} takes part with {line.users:,} users")
-    elif what in ("no answer", "refused", "declined"):
-        echo_err(f"{node}, {line.to}: {what}: {line.why}")
-    elif what in ("sat out", "excluded"):
-        echo_err(f"{node}, {line.to}, round {line.round}: {what}")
-    elif what == "lost":
-        echo_err(f"round {line.round} is lost: {line.why}")
 
 
 @federate_commands.command("status")
@@ -398,34 +433,18 @@ def status_command(folder: Path, watch: bool, as_json: bool) -> None:
         known = {"federation": config.federation, **asdict(status)}
         summary = newest.read_summary() if runs.is_finished(newest) else None
         if summary is None:
-            show(as_json, known, _table(status))
+            show(as_json, known, *status_tables(status))
         else:
-            show(as_json, {**known, "summary": summary}, _table(status), *summary_lines(summary))
+            shown = (*status_tables(status), *summary_lines(summary))
+            show(as_json, {**known, "summary": summary}, *shown)
         return
     with Live(console=Console(), auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
             status = runs.status_of(newest)
-            live.update(_table(status), refresh=True)
+            live.update(status_table(status), refresh=True)
             if status.stage != "training":
                 return
             time.sleep(WATCH_SECONDS)
-
-
-def _table(status: runs.Status) -> Table:
-    spent = "" if status.epsilon is None else f", epsilon {status.epsilon:.3g} so far"
-    title = f"{status.run}: {status.stage}, round {status.round} of {status.rounds}{spent}"
-    caption = (
-        f"messages: {human_size(status.up_bytes)} up, {human_size(status.down_bytes)} down; "
-        f"{status.strangers} nodes rejected, {status.lost_rounds} rounds lost"
-    )
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
-    for name in ("node", "users", "answered", "lost", "sat out", "refused", "last seen"):
-        table.add_column(name, justify="left" if name in ("node", "last seen") else "right")
-    for name, node in sorted(status.nodes.items()):
-        counts = (node.users, node.answered, node.lost, node.sat_out, node.refused)
-        seen = "excluded" if node.excluded else (node.last_seen or "")[:19].replace("T", " ")
-        table.add_row(name, *(f"{count:,}" for count in counts), seen)
-    return table
 
 
 @federate_commands.command("rehearse")

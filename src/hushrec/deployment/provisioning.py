@@ -41,7 +41,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from hushrec.deployment.coordinator.session import Partition, Policy
+from hushrec.deployment.coordinator.planning import Policy
+from hushrec.deployment.coordinator.session import Partition
 from hushrec.deployment.node.worker import NodeCredentials
 from hushrec.errors import ConfigError, nearest
 from hushrec.federation.contract import Contract, NodeRegistry

@@ -1,6 +1,7 @@
 """A node's sum of its clients' uploads: the message, its checks, and its form as a vector.
 
 The sum is exact, in whole steps, so that results do not depend on how users are spread over nodes.
+In the clear it travels as few bytes: gaps between keys, and numbers without a common power of two.
 The coordinator derives from public data which shape a sum must have and how large it can be, and
 refuses any other.
 
@@ -18,6 +19,7 @@ round.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -43,10 +45,14 @@ from hushrec.federation.client import SLACK, Download, Task, take_part
 from hushrec.federation.requests import EvaluationRequest, TrainRequest
 from hushrec.io import codec
 from hushrec.io.codec import Arrays, ArraySpec
+from hushrec.kernels import pairs
 from hushrec.privacy.protection import Protection
 from hushrec.secagg import Stage, VectorLayout
 from hushrec.secagg.vectors import PIECE_BYTES, Entries, Word
 
+MOST_SHIFT = 61
+Vector = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 COUNTS = ("clients", "trained", "lost", "up_bytes", "zeroed_out")
 """Counts of a sum, beside its arrays."""
 
@@ -69,8 +75,13 @@ class ExpectedSum:
     @property
     def most_bytes(self) -> int:
         """Size above which a message is refused unread."""
-        ids = sum(count for count, _ in self.shape.sparse.values())
-        return min(codec.LARGEST, 8 * (ids + self.shape.entries) + 2 * codec.HEADER_BYTES)
+        return largest_sum(self.shape)
+
+
+def largest_sum(shape: UploadShape) -> int:
+    """Return the most bytes of a sum in the clear; gaps between n keys take n bytes at most."""
+    keys = sum(count for count, _ in shape.sparse.values())
+    return min(codec.LARGEST, keys + pairs.MOST_DIGITS * shape.entries + 2 * codec.HEADER_BYTES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +99,8 @@ class NodeSum:
     def to_bytes(self) -> bytes:
         """Encode the message."""
         counts = {**self.counts(), "loss": self.loss.steps}
-        return NodeSumMessage(self.run, self.round, counts, self.summed.to_arrays()).to_bytes()
+        shifts, encoded = _encode(self.summed.to_arrays())
+        return NodeSumMessage(self.run, self.round, counts, shifts, encoded).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, expected: ExpectedSum) -> NodeSum:
@@ -101,7 +113,7 @@ class NodeSum:
             )
         if sent.counts.keys() != {*COUNTS, "loss"}:
             raise MessageError("the sum does not hold the counts that it should")
-        return cls.of(expected, sent.counts, sent.arrays)
+        return cls.of(expected, sent.counts, _decode(sent, expected.shape))
 
     def counts(self) -> dict[str, int]:
         """Return the counts beside the arrays, by `COUNTS`."""
@@ -141,7 +153,56 @@ class NodeSumMessage(codec.Message, kind="sum"):
     round: codec.Count
     counts: Mapping[str, codec.Whole]
     """`COUNTS`, and the loss in whole steps."""
+    shifts: Mapping[str, tuple[Annotated[int, Field(ge=0, le=MOST_SHIFT)], ...]]
+    """For each column of rows, and each dense array, the power of two that divides it."""
     arrays: codec.ArrayGroup
+    """Keys and numbers as bytes, by `kernels.pairs.write_keys` and `write_steps`."""
+
+
+def _encode(arrays: dict[str, Vector]) -> tuple[dict[str, tuple[int, ...]], dict[str, Bytes]]:
+    """Encode arrays one by one, so that an array and its bytes are in memory and not both of all.
+
+    What all numbers of a column are a multiple of is divided out: sums of counts are small numbers.
+    """
+    shifts, encoded = {}, {}
+    for name in list(arrays):
+        array = arrays.pop(name)
+        if name.startswith("ids/"):
+            encoded[name] = pairs.write_keys(array)
+            continue
+        rows = array if name.startswith("rows/") else array.reshape(-1, 1)
+        every = np.bitwise_or.reduce(rows, axis=0, initial=0).tolist()
+        shifts[name] = tuple((bits & -bits).bit_length() - 1 if bits else 0 for bits in every)
+        encoded[name] = pairs.write_steps(rows, np.array(shifts[name], np.int64))
+    return shifts, encoded
+
+
+def _decode(sent: NodeSumMessage, shape: UploadShape) -> dict[str, Vector]:
+    """Decode the arrays of a sum; refuse bytes that are not keys and numbers of this shape."""
+    declared = {f"dense/{name}": (math.prod(size), 1) for name, size in shape.dense.items()}
+    for name, size in shape.sparse.items():
+        declared |= {f"ids/{name}": size, f"rows/{name}": size}
+    specs = {name: replace(codec.BYTES, optional=True) for name in declared}
+    codec.check_arrays("sum", sent.arrays, specs)
+    decoded: dict[str, Vector] = {}
+    for whole, data in sent.arrays.items():
+        part, _, name = whole.partition("/")
+        count, width = declared[whole]
+        if part != "dense":  # a key ends with a byte below 128
+            count = min(count, int(np.count_nonzero(sent.arrays.get(f"ids/{name}", data) < 128)))
+        if part == "ids":
+            array, space = np.empty(count, np.int64), shape.sparse[name][0]
+            if not pairs.read_keys(data, array, space):
+                raise MessageError(f"'{name}' has rows twice, in no order, or that do not exist")
+        else:
+            shifts = sent.shifts.get(whole, ())
+            if len(shifts) != width:
+                raise MessageError(f"the sum does not say how '{name}' is written")
+            array = np.empty((count, width), np.int64)
+            if not pairs.read_steps(data, array, np.array(shifts, np.int64)):
+                raise MessageError(f"'{name}' is not the {count} x {width} numbers that it should")
+        decoded[whole] = array.reshape(shape.dense[name]) if part == "dense" else array
+    return decoded
 
 
 def _check_sum(arrays: Arrays, clients: int, expected: ExpectedSum, noised: bool) -> None:
@@ -179,9 +240,6 @@ def _check_sum(arrays: Arrays, clients: int, expected: ExpectedSum, noised: bool
     norm, most = np.sqrt(square) / STEPS_PER_UNIT, clients * expected.norm * SLACK
     if not norm <= most:
         raise MessageError(f"the sum has norm {norm:.6g}, and {clients} clients at most {most:.6g}")
-
-
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -235,11 +293,11 @@ class RoundVector:
         wide = {"loss": found.loss.steps}
         return self.layout.pack(entries, wide, nodes, found.summed.clients)
 
-    def unpack(self, pieces: Iterable[bytes]) -> tuple[dict[str, int], dict[str, Rows]]:
+    def unpack(self, pieces: Iterable[bytes]) -> tuple[dict[str, int], dict[str, Vector]]:
         """Return the counts and the arrays of a `NodeSum` from a sum of vectors."""
         sparse = {f"rows/{name}" for name in self.shape.sparse}
         whole, wide = self.layout.unpack(pieces, sparse)
-        arrays: dict[str, Rows] = {}
+        arrays: dict[str, Vector] = {}
         counts: dict[str, int] = {}
         for name, found in whole.items():
             if isinstance(found, tuple):
@@ -271,7 +329,7 @@ class EvaluationVector:
 
     def pack(self, found: Evaluation, nodes: int) -> Iterator[bytes]:
         """Return the pieces of a node's vector; a sum of so many nodes cannot overflow."""
-        arrays: dict[str, Rows] = {}
+        arrays: dict[str, Vector] = {}
         wide: dict[str, int] = {}
         for name, metrics in self.metrics.items():
             tally = found.tallies[name]

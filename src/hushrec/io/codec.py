@@ -128,6 +128,11 @@ class Message:
         whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         return bytes(save(whole, metadata=envelope))
 
+    @property
+    def array_bytes(self) -> int:
+        """Bytes of the message's arrays, which are all of a large message but its header."""
+        return sum(np.asarray(array).nbytes for array in _split(self)[1].values())
+
     @classmethod
     def from_bytes(cls, data: bytes, most_bytes: int | None = None) -> Self:
         """Decode and validate a message of this class."""

@@ -160,6 +160,109 @@ def merge_sums(
     return out_keys, out, fits
 
 
+# ---------------------------------------------------------------- sums as bytes
+# A whole number of 0 to 2^63 - 1 is written in base 128, the lowest digit first, in as few digits
+# as it needs; every digit but the last has 128 added (LEB128). A number with a sign is doubled, and
+# a negative one becomes odd (zigzag), so that small numbers take one byte.
+
+MOST_DIGITS = 9
+
+
+@njit(cache=True, nogil=True)
+def _digits(number: int) -> int:
+    count = 1
+    while number >= 128:
+        number >>= 7
+        count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _write_number(data: Array, at: int, number: int) -> int:
+    while number >= 128:
+        data[at] = (number & 127) | 128
+        number >>= 7
+        at += 1
+    data[at] = number
+    return at + 1
+
+
+@njit(cache=True, nogil=True)
+def _read_number(data: Array, at: int) -> tuple[Any, int]:
+    """Return a number and where the next one begins; -1 if it has too few or too many digits."""
+    number = np.int64(0)
+    for digit in range(MOST_DIGITS):
+        if at + digit >= len(data):
+            return np.int64(-1), at
+        byte = np.int64(data[at + digit])
+        number |= (byte & 127) << np.int64(7 * digit)
+        if byte < 128:
+            shortest = byte > 0 or digit == 0
+            return (number if shortest else np.int64(-1)), at + digit + 1
+    return np.int64(-1), at
+
+
+@njit(cache=True, nogil=True)
+def write_keys(keys: Array) -> Array:
+    """Write ascending keys as the numbers of keys that were left out before each."""
+    size, last = 0, np.int64(-1)
+    for key in keys:
+        size += _digits(key - last - 1)
+        last = key
+    data = np.empty(size, np.uint8)
+    at, last = 0, np.int64(-1)
+    for key in keys:
+        at = _write_number(data, at, key - last - 1)
+        last = key
+    return data
+
+
+@njit(cache=True, nogil=True)
+def read_keys(data: Array, keys: Array, space: int) -> bool:
+    """Fill in what `write_keys` wrote; False unless the data are so many keys below ``space``."""
+    at, last = 0, np.int64(-1)
+    for k in range(len(keys)):
+        gap, at = _read_number(data, at)
+        if gap < 0 or gap >= space - 1 - last:
+            return False
+        last += gap + 1
+        keys[k] = last
+    return at == len(data)
+
+
+@njit(cache=True, nogil=True)
+def write_steps(rows: Array, shifts: Array) -> Array:
+    """Write numbers below 2^62 in size; those of a column are multiples of 2^shift."""
+    n, width = rows.shape
+    size = 0
+    for k in range(n):
+        for column in range(width):
+            value = rows[k, column] >> shifts[column]
+            size += _digits(2 * value if value >= 0 else -2 * value - 1)
+    data = np.empty(size, np.uint8)
+    at = 0
+    for k in range(n):
+        for column in range(width):
+            value = rows[k, column] >> shifts[column]
+            at = _write_number(data, at, 2 * value if value >= 0 else -2 * value - 1)
+    return data
+
+
+@njit(cache=True, nogil=True)
+def read_steps(data: Array, rows: Array, shifts: Array) -> bool:
+    """Fill in what `write_steps` wrote; False unless the data are so many numbers below 2^62."""
+    n, width = rows.shape
+    at = 0
+    for k in range(n):
+        for column in range(width):
+            number, at = _read_number(data, at)
+            value = number >> 1 if number & 1 == 0 else -(number >> 1) - 1
+            if number < 0 or abs(value) > np.int64(4611686018427387903) >> shifts[column]:
+                return False
+            rows[k, column] = value << shifts[column]
+    return at == len(data)
+
+
 @njit(cache=True, nogil=True)
 def subtract_by_key(
     indptr: Array, keys: Array, rows: Array, less_indptr: Array, less_keys: Array, less: Array

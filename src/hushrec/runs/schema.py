@@ -105,6 +105,26 @@ class SiloFacts(Stored):
     divergence: SiloDivergence
 
 
+class PhaseTraffic(Stored):
+    """Messages between the coordinator and one node in the rounds of a phase, evaluations too."""
+
+    exchanges: Count = 0
+    up_bytes: Count = 0
+    """From the node."""
+    down_bytes: Count = 0
+    slowest_s: Positive = 0.0
+    """The longest that the node took for one request."""
+
+    def plus(self, up_bytes: int, down_bytes: int, seconds: float) -> PhaseTraffic:
+        """Return the traffic with another exchange."""
+        return PhaseTraffic(
+            exchanges=self.exchanges + 1,
+            up_bytes=self.up_bytes + up_bytes,
+            down_bytes=self.down_bytes + down_bytes,
+            slowest_s=max(self.slowest_s, seconds),
+        )
+
+
 class Summary(Stored):
     """The result of a run, of several seeds (means), or of a federation."""
 
@@ -128,6 +148,8 @@ class Summary(Stored):
     """Folders of the single seeds, of a summary over several."""
     nodes: dict[str, Count] | None = None
     """Users of each node, of a federation."""
+    traffic: dict[str, dict[str, PhaseTraffic]] | None = None
+    """Messages of each node by phase, of a federation."""
     final_of: Followed | None = None
     """The run whose options a final model was trained with, on all interactions."""
     test: Tables

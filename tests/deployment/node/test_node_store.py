@@ -175,7 +175,7 @@ def test_a_round_is_written_whole_and_read_back(node):
     assert runs.begin("run-1") == run, "asked again, it says the same"
     assert runs.finish_round(run, done(1))
     run = runs.get("run-1")
-    assert (run.round, run.request, run.reply) == (1, "asked 1", b"reply 1")
+    assert (run.round, run.request, runs.reply(run)) == (1, "asked 1", b"reply 1")
     assert np.array_equal(loaded(runs, run, 2), _plain(filled(), 2))
     assert runs.uploads("run-1") == {f"user-{k:02d}": 1 for k in range(4)}
     assert np.array_equal(loaded(runs, run, 9)[:3], FIELDS["vector"].initial), "never trained"
@@ -225,6 +225,45 @@ def test_a_round_that_dies_in_its_transaction_is_not_there(node, monkeypatch, wh
     assert dump(node) == before
     monkeypatch.undo()
     assert runs.finish_round(run, done(2, seed=1)), "and can be done again"
+
+
+def largest_page_chain(store: NodeDatabase, table: str) -> int:
+    """Bytes of a table's largest row, which a reader of any of its columns may have to read."""
+    names = [column[1] for column in store.rows(f"PRAGMA table_info({table})")]
+    size = " + ".join(f"COALESCE(LENGTH(CAST({name} AS BLOB)), 0)" for name in names)
+    return store.one(f"SELECT MAX({size}) FROM {table}") or 0
+
+
+def test_what_a_foreign_key_reads_is_small(node):
+    """Every write of a client looks up its run: an answer of 100 MB must not be in that row."""
+    node.add_interactions(taste_world())
+    runs = NodeRuns(node)
+    large = bytes(2**20)
+    runs.finish_round(runs.begin("run"), replace(done(1), reply=large))
+    runs.keep_model(runs.get("run"), large)
+    page = node.one("PRAGMA page_size")
+    tables = [name for (name,) in node.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    parents = {
+        each[2] for table in tables for each in node.rows(f"PRAGMA foreign_key_list({table})")
+    }
+    assert parents == {"runs", "users"}
+    for table in parents:
+        assert 0 < largest_page_chain(node, table) < page
+    assert runs.reply(runs.get("run")) == large and runs.newest_model()[1] == large
+
+
+def test_unchanged_private_parameters_are_not_written_again(node):
+    node.add_interactions(taste_world())
+    runs = NodeRuns(node)
+    runs.finish_round(runs.begin("run"), done(1))
+    runs.finish_round(runs.get("run"), done(2))
+    assert node.rows("SELECT DISTINCT round FROM private") == [(1,)]
+    runs.finish_round(runs.get("run"), done(3, selected=2, seed=1))
+    rounds = node.rows("SELECT DISTINCT round FROM private ORDER BY round")
+    assert rounds == [(1,), (3,)], "the selected round's are kept beside the newest"
+    run = runs.get("run")
+    assert np.array_equal(loaded(runs, run, 2, selected=True), _plain(filled(), 2))
+    assert np.array_equal(loaded(runs, run, 2), _plain(filled(seed=1), 2))
 
 
 def dump(store: NodeDatabase) -> list:
@@ -365,7 +404,7 @@ def test_an_older_file_is_brought_up_to_date(tmp_path, monkeypatch, node):
         runs.keep_model(runs.get("run"), b"model")
         assert again.counts()["interactions"] == before
         run = runs.get("run")
-        assert (run.reply, run.masked) == (b"reply 1", 0)
+        assert (runs.reply(run), run.masked) == (b"reply 1", 0)
         assert sum(runs.uploads("run").values()) == 3
         assert np.array_equal(loaded(runs, run, 2), _plain(filled(), 2))
 

@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 
 from hushrec.aggregation import Evaluation
 from hushrec.data.splitting import Part
+from hushrec.deployment.coordinator.planning import Policy
 from hushrec.deployment.coordinator.session import (
     EventLine,
     EventLog,
     Partition,
-    Policy,
     Roster,
     RunEvent,
     Session,
@@ -53,7 +53,7 @@ from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
 from hushrec.runs.folder import FEDERATED, SUMMARY, RunFolder
 from hushrec.runs.recording import CheckpointCallback, restore, saved_key, summarise_federation
-from hushrec.runs.schema import Summary
+from hushrec.runs.schema import PhaseTraffic, Summary
 from hushrec.streams import new_key
 
 EVENTS = "events.jsonl"
@@ -201,6 +201,8 @@ class FederatedRun:
             journal.clear()
             users = {name: len(holding.users) for name, holding in roster.nodes.items()}
             summary = summarise_federation(training, state, users, results)
+            traffic = {name: node.traffic for name, node in status_of(self.folder).nodes.items()}
+            summary = summary.model_copy(update={"traffic": traffic})
             self.folder.write_results(summary)
             ended, selected = state.round, state.selected_round
             self.events.tell(EventLine(event="finished", round=ended, selected_round=selected))
@@ -269,6 +271,8 @@ class NodeStatus:
     excluded: bool = False
     """Whether the node is sent no more requests."""
     last_seen: str | None = None
+    traffic: dict[str, PhaseTraffic] = field(default_factory=dict)
+    """By phase."""
 
 
 @dataclass
@@ -296,7 +300,8 @@ class Status:
 def status_of(folder: RunFolder) -> Status:
     """Read the status of a run."""
     stage: RunStage = "training" if folder.is_locked() else "interrupted"
-    status = Status(folder.path.name, stage, folder.experiment().rounds)
+    experiment = folder.experiment()
+    status, method = Status(folder.path.name, stage, experiment.rounds), experiment.make_method()
     for line in EventLog(folder.path / EVENTS).lines():
         if line.event == "finished":
             status.stage = "finished"
@@ -306,7 +311,12 @@ def status_of(folder: RunFolder) -> Status:
             status.strangers += line.event == "refused"
             status.lost_rounds += line.event == "lost"
         else:
-            _count(status.nodes.setdefault(line.node, NodeStatus()), line)
+            node = status.nodes.setdefault(line.node, NodeStatus())
+            _count(node, line)
+            if line.event == "answered":
+                phase = method.phase_of(line.round).name
+                before = node.traffic.get(phase, PhaseTraffic())
+                node.traffic[phase] = before.plus(line.up_bytes, line.down_bytes, line.seconds)
             status.up_bytes += line.up_bytes
             status.down_bytes += line.down_bytes
     return status

@@ -26,10 +26,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
+from pydantic import ConfigDict, PlainSerializer, PlainValidator, model_validator
 
-from hushrec.config import Settings
 from hushrec.data.splitting import may_train
+from hushrec.deployment.coordinator.planning import Policy, allowed_seconds
 from hushrec.errors import ConfigError, FederationError, MessageError, RunError, nearest
 from hushrec.federation import requests as messages
 from hushrec.federation.contract import Contract
@@ -220,7 +220,6 @@ def _count(numbers: Iterable[NDArray[np.int64]]) -> int:
 
 
 Reply = TypeVar("Reply")
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 RunEvent = Literal["begun", "going on", "round", "lost", "finished"]
 NodeEvent = Literal[
     "enrolled", "answered", "no answer", "sat out", "declined", "refused", "excluded"
@@ -249,6 +248,7 @@ class EventLine(Stored):
     invalid_replies: Count = 0
     selected_round: Count = 0
     seconds: Positive = 0.0
+    """Of a node, from the request to its reply; of a round, since the run began."""
     epsilon: float | None = None
     """Privacy loss up to this round; None without a guarantee."""
     up_bytes: Count = 0
@@ -279,37 +279,6 @@ class EventLog:
                 yield parse(EventLine, text, f"{self.path}, line {number},")
 
 
-class Policy(Settings):
-    """Deadlines, retries and exclusion of nodes."""
-
-    nodes: Annotated[int, Field(ge=1)] = 2
-    """A run begins when so many nodes have enrolled."""
-    min_nodes: Annotated[int, Field(ge=1)] = 2
-    """A round or an evaluation needs replies of so many nodes; with fewer the run stops, and
-    continues with --resume."""
-    enrol_seconds: Seconds = 300.0
-    """How long to wait for nodes to enrol."""
-    round_seconds: Seconds = 300.0
-    """Deadline of a round and of an evaluation, or of each stage of a secure sum; a node without a
-    reply by then is left out."""
-    phase_seconds: dict[str, Seconds] = Field(default_factory=dict)
-    """Deadlines of the rounds of a phase, by the phase's name, in place of `round_seconds`."""
-    first_round_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 3.0
-    """The deadline is so many times longer in the first round of a phase, in which nodes compile
-    kernels and may receive large messages; a continued run begins with such a round."""
-    retries: Annotated[int, Field(ge=0)] = 3
-    """Requests to a node that does not reply, after the first, within the deadline."""
-    backoff_seconds: Seconds = 2.0
-    """Wait before the first retry; it doubles with each retry."""
-    max_invalid_replies: Annotated[int, Field(ge=1)] = 3
-    """A node is excluded after so many invalid replies."""
-    largest_norm: Seconds = 1e6
-    """Largest L2 norm of one client's upload, where no clipping bounds it."""
-    rebind: bool = False
-    """Whether a name may return under another transport identity, as nodes without keys do. Leave
-    it off with authentication: a name then belongs to the key that enrolled it."""
-
-
 @dataclass(eq=False)
 class Session:
     """The coordinator's exchanges with the nodes of one run."""
@@ -326,8 +295,8 @@ class Session:
     strangers: set[NodeId] = field(default_factory=set, init=False)
     """Identities that were invited and refused."""
     invalid_replies: Counter[str] = field(default_factory=Counter, init=False)
-    first_rounds: dict[str, int] = field(default_factory=dict, init=False)
-    """The first round of each phase in this session."""
+    slowest: dict[tuple[str, str], float] = field(default_factory=dict, init=False)
+    """The longest that a node took for a request of a phase, by phase and request."""
 
     def __post_init__(self) -> None:
         self.method = self.contract.experiment.make_method()
@@ -413,26 +382,25 @@ class Session:
 
     # ------------------------------------------------------------ requests
 
-    def deadline(self, number: int) -> float:
-        """Return the seconds that nodes have for a request of a round, by the round's phase."""
-        phase = self.method.phase_of(number).name
-        seconds = self.policy.phase_seconds.get(phase, self.policy.round_seconds)
-        is_first = self.first_rounds.setdefault(phase, number) == number
-        return seconds * self.policy.first_round_factor if is_first else seconds
-
     def exchange(
         self,
         what: str,
         number: int,
         requests: Mapping[str, Message],
         read: Callable[[str, bytes], Reply],
+        reply_bytes: int = 0,
     ) -> Iterator[tuple[str, Reply]]:
         """Send requests to nodes by name and yield the valid replies as they arrive.
 
         A request without a reply is sent again until the deadline; a node answers the same request
-        with the same bytes. Fewer than `Policy.min_nodes` replies are an error, at the end.
+        with the same bytes. ``reply_bytes`` is the largest size of a reply, which the deadline
+        allows for. Fewer than `Policy.min_nodes` replies are an error, at the end.
         """
-        until, wait = time.monotonic() + self.deadline(number), self.policy.backoff_seconds
+        phase, began = self.method.phase_of(number).name, time.monotonic()
+        size = reply_bytes + max((each.array_bytes for each in requests.values()), default=0)
+        slowest = self.slowest.get((phase, what))
+        allowed = allowed_seconds(self.policy, phase, size, slowest)
+        until, wait = began + allowed, self.policy.backoff_seconds
         most, answered = self.policy.max_invalid_replies, 0
         waiting = [name for name in requests if self.invalid_replies[name] < most]
         for attempt in range(self.policy.retries + 1):
@@ -462,13 +430,17 @@ class Session:
                         self.events.tell(line(event="excluded"))
                     continue
                 answered += 1
+                took = time.monotonic() - began
+                self.slowest[phase, what] = max(took, self.slowest.get((phase, what), 0.0))
+                line = partial(line, seconds=round(took, 3))
                 self.events.tell(line(event="answered", up_bytes=len(answer), down_bytes=sent))
                 yield name, reply
             waiting = lost
             if not waiting or time.monotonic() + wait >= until:
                 break
+        why = f"no answer in {allowed:.0f} s; policy.phase_seconds.'{phase}' gives it more"
         for name in waiting:
-            self.events.tell(EventLine(event="sat out", node=name, round=number, to=what))
+            self.events.tell(EventLine(event="sat out", node=name, round=number, to=what, why=why))
         self._require(answered, len(requests), f"answered ({what}, round {number})")
 
     def _once(
@@ -476,9 +448,9 @@ class Session:
     ) -> Iterator[tuple[str, int, bytes | Failure]]:
         """Send each request once; yield with each reply how many bytes were sent for it."""
         names = {self.known[name]: name for name in requests if name in self.known}
-        encoded = {node: requests[name].to_bytes() for node, name in names.items()}
+        encoded = _Encoded({node: requests[name] for node, name in names.items()})
         for node, answer in self.link.ask(encoded, max(0.0, until - time.monotonic())):
-            yield names[node], len(encoded[node]), answer
+            yield names[node], encoded.sizes.get(node, 0), answer
         for name in requests:
             if name not in self.known:
                 yield name, 0, Failure("not connected")
@@ -490,6 +462,25 @@ class Session:
                 f"{count} nodes {what}, and {needed} are needed: what is done is saved; see the "
                 "log for the others, and go on with --resume"
             )
+
+
+class _Encoded(Mapping[NodeId, bytes]):
+    """Requests as bytes, each encoded when it is sent: one is in memory, not one for each node."""
+
+    def __init__(self, requests: Mapping[NodeId, Message]) -> None:
+        self.requests = requests
+        self.sizes: dict[NodeId, int] = {}
+
+    def __getitem__(self, node: NodeId) -> bytes:
+        encoded = self.requests[node].to_bytes()
+        self.sizes[node] = len(encoded)
+        return encoded
+
+    def __iter__(self) -> Iterator[NodeId]:
+        return iter(self.requests)
+
+    def __len__(self) -> int:
+        return len(self.requests)
 
 
 def _refusal(answer: bytes) -> str | None:

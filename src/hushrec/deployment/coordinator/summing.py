@@ -171,7 +171,8 @@ class PlainSumming:
             own = replace(expected, clients=len(active[name].clients))
             return NodeSum.from_bytes(answer, own)
 
-        for name, found in self.session.exchange("train", expected.round, active, read):
+        exchange = self.session.exchange("train", expected.round, active, read, expected.most_bytes)
+        for name, found in exchange:
             total.summed.merge(found.summed)
             total = replace(
                 total,
@@ -426,7 +427,7 @@ class SecureSumming:
                 whole = most + 2**20 + HEADER_BYTES
                 server.receive(name, sums.StageReply.from_bytes(answer, whole).message)
 
-        for _ in self.session.exchange(what, number, steps, read):
+        for _ in self.session.exchange(what, number, steps, read, most):
             pass
 
 

@@ -109,13 +109,17 @@ class GridLink:
                 sent[numbers[0]] = node
             else:
                 yield node, Failure("not connected")
-        while sent and time.monotonic() < deadline:
+        while sent:
+            # The reader of a reply may take long: what arrived meanwhile is in time.
+            late = time.monotonic() >= deadline
             with _reached():
                 replies = list(self.grid.pull_messages(list(sent)))
             for reply in replies:
                 sender = sent.pop(reply.metadata.reply_to_message_id, None)
                 if sender is not None:
                     yield sender, _unwrap(reply)
+            if late:
+                break
             if sent and not replies:
                 time.sleep(POLL_SECONDS)
         for node in sent.values():

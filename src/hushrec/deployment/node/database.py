@@ -132,7 +132,19 @@ MIGRATIONS = (
         PRIMARY KEY (run, number)
     );
     """,
+    # A foreign key to a run reads the run's row. Answer and model can be 100 MB, so they are in
+    # tables of their own, which only their reader touches.
+    """
+    CREATE TABLE replies (run TEXT PRIMARY KEY REFERENCES runs ON DELETE CASCADE, reply BLOB);
+    CREATE TABLE models (run TEXT PRIMARY KEY REFERENCES runs ON DELETE CASCADE, model BLOB);
+    INSERT INTO replies SELECT id, reply FROM runs WHERE reply IS NOT NULL;
+    INSERT INTO models SELECT id, model FROM runs WHERE model IS NOT NULL;
+    ALTER TABLE runs DROP COLUMN reply;
+    ALTER TABLE runs DROP COLUMN model;
+    """,
 )
+READ_ROWS = 2**16
+"""Interactions that are read at a time."""
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
@@ -399,7 +411,8 @@ class NodeDatabase:
             ).rowcount
             runs = "(SELECT run FROM members WHERE user = ?)"
             for statement in (
-                f"UPDATE runs SET reply = NULL, version = version + 1 WHERE id IN {runs}",  # noqa: S608
+                f"DELETE FROM replies WHERE run IN {runs}",  # noqa: S608 - ours
+                f"UPDATE runs SET version = version + 1 WHERE id IN {runs}",  # noqa: S608 - ours
                 f"UPDATE sums SET reply = NULL WHERE run IN {runs}",  # noqa: S608 - ours
                 f"DELETE FROM pieces WHERE run IN {runs}",  # noqa: S608 - ours
                 "DELETE FROM users WHERE id = ?",
@@ -415,21 +428,30 @@ class NodeDatabase:
         """
         catalogue = self.contract.catalogue
         index = {str(item): k for k, item in enumerate(catalogue.items)}
-        query = "SELECT user, item, value, time, context FROM interactions WHERE id <= ? "
-        rows = self.rows(f"{query} ORDER BY id", (upto,))
-        kept = [row for row in rows if row[0] in members and row[1] in index]
-        if not kept:
+        wanted = "user, item, value, time" + (", context" if catalogue.context else "")
+        query = f"SELECT {wanted} FROM interactions WHERE id <= ? ORDER BY id"  # noqa: S608 - ours
+        cursor, context = self.connection.execute(query, (upto,)), list[str]()
+        parts: list[list[NDArray[Any]]] = []
+        types = np.int32, np.int32, np.float32, np.int64
+        while some := cursor.fetchmany(READ_ROWS):  # numbers in arrays take little memory
+            kept = [row for row in some if row[0] in members and row[1] in index]
+            user, item, value, when, *more = zip(*kept, strict=True) if kept else ((),) * 4
+            numbers = map(members.__getitem__, user), map(index.__getitem__, item), value, when
+            parts.append([np.array([*n], t) for n, t in zip(numbers, types, strict=True)])
+            for each in more:
+                context.extend(each)
+        if not sum(len(part[0]) for part in parts):
             return None
-        user, item, value, when, context = zip(*kept, strict=True)
+        columns = [np.concatenate(each) for each in zip(*parts, strict=True)]
         people = {row[0]: row[1:] for row in self.rows("SELECT id, name, features FROM users")}
         order = sorted(members, key=members.__getitem__)
         names, features = zip(*(people[number] for number in order), strict=True)
         return Interactions(
             name=self.name,
-            user=np.array([members[each] for each in user], np.int32),
-            item=np.array([index[each] for each in item], np.int32),
-            value=np.array(value, np.float32),
-            time=np.array(when, np.int64),
+            user=columns[0],
+            item=columns[1],
+            value=columns[2],
+            time=columns[3],
             users=np.array(names, np.str_),
             items=catalogue.items,
             titles=catalogue.titles,

@@ -4,7 +4,7 @@ A round is one transaction: private parameters, ledger, the number of the round 
 written together. So a finished round is never trained again, and a repeated request is answered
 with the same bytes.
 
-Private parameters are stored with the round that trained them. A client has at most two versions:
+Private parameters are stored with the round that changed them. A client has at most two versions:
 the newest, and the newest up to the selected round.
 """
 
@@ -34,7 +34,6 @@ class NodeRun:
     """The last finished round."""
     selected: int
     request: str | None
-    reply: bytes | None
     version: int
     masked: int
     """The last round whose vector was sent for a secure sum."""
@@ -85,7 +84,7 @@ class NodeRuns:
                 # Ledgers stay; so do the newest finished run and the one before this.
                 store.connection.execute(
                     "DELETE FROM runs WHERE number < ? AND number IS NOT "
-                    "(SELECT MAX(number) FROM runs WHERE model IS NOT NULL)",
+                    "(SELECT MAX(number) FROM runs WHERE id IN (SELECT run FROM models))",
                     (number - 1,),
                 )
         return self.get(run)
@@ -94,8 +93,8 @@ class NodeRuns:
         """Return a run that was begun."""
         store = self.store
         found = store.rows(
-            "SELECT id, upto, terms, round, selected, request, reply, version, masked, "
-            "masked_request FROM runs WHERE id = ?",
+            "SELECT id, upto, terms, round, selected, request, version, masked, masked_request "
+            "FROM runs WHERE id = ?",
             (run,),
         )
         if not found:
@@ -119,23 +118,26 @@ class NodeRuns:
         """Load the newest, or the selected, private parameters of clients into a private store."""
         latest = run.selected if selected else run.round
         for client, index in clients.items():
-            arrays = self.store.one(
-                "SELECT arrays FROM private WHERE run = ? AND client = ? AND round <= ? "
-                "ORDER BY round DESC LIMIT 1",
-                (run.id, client, latest),
-            )
+            arrays = self._private(run.id, client, latest)
             if arrays is not None:
                 to.restore({"visited": np.array([index]), **load(arrays)})
 
     def finish_round(self, run: NodeRun, done: FinishedRound) -> bool:
         """Store a round in one transaction; False, and nothing is stored, if another process
         changed the run meanwhile."""
-        values = {"round": done.round, "request": done.request, "reply": done.reply}
+        values = {"round": done.round, "request": done.request}
         with self.store.changing():
             stored = self._store_round(run, done, values)
             if stored:
+                query = "INSERT OR REPLACE INTO replies VALUES (?, ?)"
+                self.store.connection.execute(query, (run.id, done.reply))
                 self._drop_outdated(run.id, done.round, done.selected)
         return stored
+
+    def reply(self, run: NodeRun) -> bytes | None:
+        """Return the answer to the last round's request; None if it was removed."""
+        found = self.store.one("SELECT reply FROM replies WHERE run = ?", (run.id,))
+        return None if found is None else bytes(found)
 
     def send_round(self, run: NodeRun, done: FinishedRound) -> bool:
         """Store a round whose vector is sent for a secure sum, in the open transaction.
@@ -148,8 +150,7 @@ class NodeRuns:
     def close_round(self, run: NodeRun, number: int) -> None:
         """Finish a round whose sum this node helps to open, in the open transaction."""
         self.store.connection.execute(
-            "UPDATE runs SET round = ?, request = NULL, reply = NULL, version = version + 1 "
-            "WHERE id = ?",
+            "UPDATE runs SET round = ?, request = NULL, version = version + 1 WHERE id = ?",
             (number, run.id),
         )
         self._drop_outdated(run.id, number, run.selected)
@@ -163,12 +164,13 @@ class NodeRuns:
 
     def keep_model(self, run: NodeRun, model: bytes) -> None:
         """Store the request with the final parameters, which the node recommends with."""
-        self._change("UPDATE runs SET model = ? WHERE id = ?", model, run.id)
+        self._change("INSERT OR REPLACE INTO models VALUES (?, ?)", run.id, model)
 
     def newest_model(self) -> tuple[NodeRun, bytes] | None:
         """Return the newest finished run, and the request with its final parameters."""
-        query = "SELECT id, model FROM runs WHERE model IS NOT NULL ORDER BY number DESC LIMIT 1"
-        found = self.store.rows(query)
+        found = self.store.rows(
+            "SELECT id, model FROM models JOIN runs ON id = run ORDER BY number DESC LIMIT 1"
+        )
         return (self.get(found[0][0]), found[0][1]) if found else None
 
     def uploads(self, run: str) -> dict[str, int]:
@@ -189,7 +191,7 @@ class NodeRuns:
 
     def status(self) -> dict[str, Any] | None:
         """Return the progress of the newest run; None before the first."""
-        query = "SELECT id, model IS NOT NULL FROM runs ORDER BY number DESC LIMIT 1"
+        query = "SELECT id, id IN (SELECT run FROM models) FROM runs ORDER BY number DESC LIMIT 1"
         newest = self.store.rows(query)
         if not newest:
             return None
@@ -227,7 +229,7 @@ class NodeRuns:
             return False
         connection.execute("DELETE FROM private WHERE run = ? AND round > ?", (run.id, run.round))
         for client in done.clients:
-            self._write_private(run.id, client, done)
+            self._write_private(run, client, done)
         if done.charged:
             self._charge(run, done)
         return True
@@ -242,13 +244,25 @@ class NodeRuns:
             (run, number, run, number, selected),
         )
 
-    def _write_private(self, run: str, client: int, done: FinishedRound) -> None:
+    def _write_private(self, run: NodeRun, client: int, done: FinishedRound) -> None:
+        """Store a client's private parameters where the round changed them."""
         arrays = to_arrays(done.private.read(np.array([done.clients[client]])))
         if not arrays:
             return
-        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        encoded = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+        if encoded == self._private(run.id, client, run.round):
+            return
         query = "INSERT OR REPLACE INTO private VALUES (?, ?, ?, ?)"
-        self.store.connection.execute(query, (run, client, done.round, save(whole)))
+        self.store.connection.execute(query, (run.id, client, done.round, encoded))
+
+    def _private(self, run: str, client: int, latest: int) -> bytes | None:
+        """Return a client's newest private parameters up to a round."""
+        arrays = self.store.one(
+            "SELECT arrays FROM private WHERE run = ? AND client = ? AND round <= ? "
+            "ORDER BY round DESC LIMIT 1",
+            (run, client, latest),
+        )
+        return None if arrays is None else bytes(arrays)
 
     def _charge(self, run: NodeRun, done: FinishedRound) -> None:
         """Charge the users who took part; a round is charged once."""

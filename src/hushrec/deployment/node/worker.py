@@ -138,8 +138,10 @@ class Worker:
         number = request.download.round
         for _ in range(ATTEMPTS):
             run = self.runs.get(request.assignment.run)
-            if number == run.round and run.request == digest and run.reply is not None:
-                return run.reply
+            if number == run.round and run.request == digest:
+                reply = self.runs.reply(run)
+                if reply is not None:
+                    return reply
             if number <= run.round:
                 raise MessageError(
                     f"round {number} is over: this node is at round {run.round} and does none twice"
