@@ -91,9 +91,9 @@ class LinkRates:
     """What a forecast assumes of machines and connections."""
 
     exchange_seconds: float = 1.0
-    """A request and its reply with nothing in them: Flower's polling on loopback."""
+    """Assumed for a request and its reply with nothing in them: Flower polls for messages."""
     megabytes_per_second: float = 20.0
-    """Of the coordinator's connection, which its nodes share; loopback, TLS and proxy included."""
+    """Assumed for the coordinator's connection, which its nodes share."""
 
 
 @dataclass(frozen=True)
