@@ -83,7 +83,9 @@ COPIES = 3
 USER_BYTES = 24
 """Bytes of a request for every user of the node: its number, its client's, and whether it trains.
 """
-EVALUATION = "evaluation"
+EVALUATION, SET_UP = "evaluation", "set-up of secure sums"
+SETUP_STAGES = 2
+"""Stages that are not repeated for every secure sum."""
 
 
 @dataclass(frozen=True)
@@ -132,20 +134,22 @@ def forecast(contract: Contract, nodes: int, users: int, rates: LinkRates) -> Fo
     """Return the forecast of a run with so many nodes and users, equally many on each node."""
     experiment, secure = contract.experiment, contract.secure is not None
     setup = set_up_public(experiment, contract.public, new_key(), "forecast", users)
-    task, own = setup.task, -(-users // nodes)
-    stages = len(Stage) if secure else 1
+    task, own, agreed = setup.task, -(-users // nodes), contract.secure
     left, first, found = experiment.rounds, 1, []
 
-    def phase_of(name: str, rounds: int, down: int, up: int) -> PhaseForecast:
+    def phase_of(name: str, rounds: int, down: int, up: int, exchanges: int = 1) -> PhaseForecast:
         sent = rounds * nodes * (down + up) / (rates.megabytes_per_second * 1e6)
-        seconds = rounds * stages * rates.exchange_seconds + sent
-        return PhaseForecast(name, rounds, rounds * stages, down, up, seconds)
+        seconds = rounds * exchanges * rates.exchange_seconds + sent
+        return PhaseForecast(name, rounds, rounds * exchanges, down, up, seconds)
 
     for phase in task.method.phases:
         rounds = left if phase.repeats else min(left, phase.rounds)
         if rounds > 0:
             down, shape = _round(task, first, own)
-            found.append(phase_of(phase.name, rounds, down, _sum_bytes(shape, secure)))
+            sent = largest_sum(shape), 1
+            if agreed is not None:
+                sent = _vector(RoundVector(shape, users, agreed.most_bytes).layout)
+            found.append(phase_of(phase.name, rounds, down, *sent))
         left, first = left - rounds, first + rounds
     if experiment.split.hold_out:
         every, marked = range(1, experiment.rounds + 1), task.method
@@ -153,8 +157,11 @@ def forecast(contract: Contract, nodes: int, users: int, rates: LinkRates) -> Fo
         due |= {n for n in every if is_marked(marked, n) or is_marked(marked, n + 1)}
         serving = sum(array.nbytes for array in task.method.serving(task.initial).values())
         reported = experiment.evaluation.reported(experiment.split.next_basket)
-        up = vector_bytes(EvaluationVector(reported).layout) if secure else HEADER_BYTES
-        found.append(phase_of(EVALUATION, len(due) + 2, serving + USER_BYTES * own, up))
+        sent = _vector(EvaluationVector(reported).layout) if secure else (HEADER_BYTES, 1)
+        found.append(phase_of(EVALUATION, len(due) + 2, serving + USER_BYTES * own, *sent))
+    if agreed is not None:
+        setups = -(-sum(each.rounds for each in found) // agreed.setup_sums)
+        found.append(phase_of(SET_UP, setups, HEADER_BYTES, HEADER_BYTES, SETUP_STAGES))
     shared = sum(array.nbytes for array in task.initial.values())
     largest = max((each.down_bytes + each.up_bytes for each in found), default=0)
     most_up = max((each.up_bytes for each in found), default=0)
@@ -171,14 +178,9 @@ def forecast(contract: Contract, nodes: int, users: int, rates: LinkRates) -> Fo
     )
 
 
-def vector_bytes(layout: VectorLayout) -> int:
-    """Return the bytes of a node's masked vector."""
-    return 8 * layout.length
-
-
-def _sum_bytes(shape: UploadShape, secure: bool) -> int:
-    """Return the bytes of a node's sum: exactly if it is secure, else at most."""
-    return vector_bytes(RoundVector(shape).layout) if secure else largest_sum(shape)
+def _vector(layout: VectorLayout) -> tuple[int, int]:
+    """Return the bytes of a node's masked vector, and the exchanges of its sum."""
+    return layout.nbytes, layout.pieces + len(Stage) - SETUP_STAGES - 1  # a vector is a stage
 
 
 def _round(task: Task, number: int, own: int) -> tuple[int, UploadShape]:

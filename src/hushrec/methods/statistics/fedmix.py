@@ -109,6 +109,8 @@ class FedMixConfig(experts.ExpertsConfig):
     """Candidates of a task with the highest scores by the starting weights."""
     random_candidates: Count = 56
     """Candidates drawn from all other items, weighted to stand for them."""
+    fit_neighbours: Count = 450
+    """As ``neighbours``, of the experts that weights and network are fitted with."""
     penalty: PositiveFloat = 1e-4
     """Weight of the squared weights in the loss."""
     newton_rounds: NonNegativeInt = 3
@@ -196,14 +198,11 @@ class FedMix(
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Start from experts without counts, and from a network with zero output weights."""
-        applicable, models = self._applicable(view), dict[str, Any]()
-        pairs = pair_tables.capacity(view.n_items, self.config.neighbours)
-        for expert in applicable:
-            tables = {name: pair_tables.empty_table(view.n_items, pairs) for name in expert.tables}
-            models[expert.name] = {**expert.init(view), **tables}
-        has_tables = any(expert.tables for expert in applicable)
-        models[PAIRS] = pair_tables.empty_index(view.n_items, pairs if has_tables else 0)
-        apart = {HELD_OUT: models} if self.config.hold_out == "items" else {}
+        applicable = self._applicable(view)
+        models = self._empty(view, applicable, self.config.neighbours)
+        apart = {}
+        if self.config.hold_out == "items":
+            apart[HELD_OUT] = self._empty(view, applicable, self.config.fit_neighbours)
         shared: dict[str, Any] = {**models, **apart}
         if self.config.count_rounds > 1:
             shared[HEAD] = np.zeros(view.n_items, np.bool_)
@@ -224,6 +223,16 @@ class FedMix(
         parts = (first.ravel(), rest, second.ravel(), rest, rest, np.ones(1))
         network = np.concatenate(parts).astype(np.float32)
         return flatten({**shared, "network": network, "adam": options.first_moments(network)})
+
+    def _empty(self, view: TrainView, applicable: list[Expert], neighbours: int) -> dict[str, Any]:
+        """Return experts without counts, whose tables hold so many pairs per item."""
+        pairs = pair_tables.capacity(view.n_items, neighbours)
+        models: dict[str, Any] = {}
+        for expert in applicable:
+            tables = {name: pair_tables.empty_table(view.n_items, pairs) for name in expert.tables}
+            models[expert.name] = {**expert.init(view), **tables}
+        has_tables = any(expert.tables for expert in applicable)
+        return {**models, PAIRS: pair_tables.empty_index(view.n_items, pairs if has_tables else 0)}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the scores of the candidates of each held-out item."""
