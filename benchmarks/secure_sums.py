@@ -20,8 +20,8 @@ import numpy as np
 from hushrec.data import load
 from hushrec.data.interactions import Interactions
 from hushrec.data.splitting import make_split
-from hushrec.deployment.coordinator.run import RemoteBackend
 from hushrec.deployment.coordinator.planning import Policy
+from hushrec.deployment.coordinator.run import RemoteBackend
 from hushrec.deployment.coordinator.session import EventLog, Holding, Roster, Session
 from hushrec.deployment.coordinator.summing import RecoveryJournal, SecureSumming
 from hushrec.deployment.node.database import NodeDatabase
