@@ -51,7 +51,7 @@ def first_trial(weights: Array) -> Shared:
     size = len(weights)
     return {
         "weights": weights.copy(),
-        "trials": weights[None].copy(),
+        "trials": np.repeat(weights[None], len(DAMPINGS), axis=0),
         "loss": np.array([WORST]),
         "gradient": np.zeros(size),
         "hessian": np.eye(size),
@@ -70,13 +70,12 @@ def next_trials(state: Shared, sums: Array, penalty: float) -> Shared:
     """Return the state after a round of trials, from the clients' sums at their weights.
 
     The sums, a row for each trial, are: number of prediction tasks, loss, gradient, upper triangle
-    of the Hessian.
+    of the Hessian. Before the first steps all trials are the start, and one row is enough.
     """
-    size, trials, tasks = len(state["weights"]), state["trials"], max(sums[0, 0], 1.0)
+    size, trials, tasks = len(state["weights"]), state["trials"][: len(sums)], max(sums[0, 0], 1.0)
     losses = sums[:, 1] / tasks + penalty * (trials**2).sum(axis=1) / 2
     best = int(losses.argmin())
-    # Before the first steps, the only trial is the start.
-    tried = state["damping"] * (DAMPINGS if len(trials) > 1 else 1.0)
+    tried = state["damping"] * (DAMPINGS if len(sums) > 1 else 1.0)
     new = {name: state[name] for name in STATE}
     if losses[best] < state["loss"][0]:
         hessian = np.zeros((size, size))

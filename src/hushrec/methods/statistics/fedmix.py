@@ -109,13 +109,13 @@ class FedMixConfig(experts.ExpertsConfig):
     """Candidates of a task with the highest scores by the starting weights."""
     random_candidates: Count = 56
     """Candidates drawn from all other items, weighted to stand for them."""
-    fit_neighbours: Count = 450
+    fit_neighbours: Count = 270
     """As ``neighbours``, of the experts that weights and network are fitted with."""
     penalty: PositiveFloat = 1e-4
     """Weight of the squared weights in the loss."""
     newton_rounds: NonNegativeInt = 3
     """Rounds that fit the weights; each tries steps of three dampings."""
-    network_rounds: NonNegativeInt = 15
+    network_rounds: NonNegativeInt = 19
     """Rounds that fit the network."""
     hidden: Width = 20
     """Width of the network's two hidden layers."""
