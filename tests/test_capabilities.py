@@ -54,7 +54,7 @@ METHODS = [
 QUICK = {"evaluation.k": [10]}
 SMALL = {
     **SMALLER,
-    DEFAULT_METHOD: {"network_rounds": 2, "newton_rounds": 1, "turns": 1},
+    DEFAULT_METHOD: {"network_rounds": 2, "newton_rounds": 1},
     "fednext": {"recency": 0.5, "popularity": 0.0},
     "fedease": {"recency": 0.5, "popularity": 0.0},
     "privrec-cen": SMALLER["privrec"],

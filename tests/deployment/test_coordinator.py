@@ -398,7 +398,7 @@ def test_a_request_is_encoded_when_it_is_sent(tmp_path, monkeypatch):
 
 
 HEADERS = 2**16
-SHORT = {"network_rounds": 2, "newton_rounds": 2, "turns": 1}
+SHORT = {"network_rounds": 2, "newton_rounds": 2}
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,8 @@ SHORT = {"network_rounds": 2, "newton_rounds": 2, "turns": 1}
 )
 @pytest.mark.parametrize("secure", [None, SecureSums()])
 def test_a_run_sends_what_was_forecast(method, settings, rounds, secure, tmp_path):
-    """Bytes down and exchanges are exact but for headers; in the clear, bytes up are a bound."""
+    """Exchanges are exact, and bytes down but for headers and deflated tables; in the clear, bytes
+    up are a bound."""
     data = taste_world()
     begin, lossy = rehearsal(tmp_path / "f", data, method, settings, rounds, secure=secure)
     run = begin()
@@ -429,7 +430,9 @@ def test_a_run_sends_what_was_forecast(method, settings, rounds, secure, tmp_pat
     assert exchanges == NODES * sum(phase.exchanges for phase in planned.phases)
     assert up <= planned.up_bytes + exchanges * HEADERS
     if secure is None:
-        assert abs(down - planned.down_bytes) <= exchanges * 4000
+        assert down <= planned.down_bytes + exchanges * 4000
+        if method != "fedmix":
+            assert down >= planned.down_bytes - exchanges * 4000
     else:
         vectors = sum(each.rounds * each.up_bytes for each in planned.phases[:-1])
         assert up >= NODES * vectors, "a secure sum sends all of its vector"

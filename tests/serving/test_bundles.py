@@ -37,7 +37,7 @@ ROUNDING = 1e-5
 SMALL = {"d": 8, "hidden": [8, 4]}
 SILOS = {"silos.kind": "dirichlet", "silos.count": 12}
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.noise_seed": 3}
-MIXTURE = {"newton_rounds": 2, "network_rounds": 2, "turns": 1, "lr": 0.2, "factors": 4}
+MIXTURE = {"newton_rounds": 2, "network_rounds": 2, "lr": 0.2, "factors": 4}
 MIXTURE |= {"top_candidates": 20, "random_candidates": 10, "reranked": 12, "hidden": 4}
 HISTORIES = {
     "popularity": ("popularity", {}),

@@ -27,7 +27,6 @@ from hushrec.federation.requests import EvaluationRequest, Refusal, TrainRequest
 from hushrec.federation.rounds import Callback, run_rounds
 from hushrec.federation.setup import set_up
 from hushrec.federation.sums import ExpectedSum, StageReply, StageRequest, round_shape
-from hushrec.io.codec import Message
 from hushrec.secagg import Identity, Stage, VectorLayout
 from hushrec.secagg import vectors as secagg_vectors
 from hushrec.secagg.messages import Announcement
@@ -749,14 +748,13 @@ def test_defaults_of_noise_and_sums_fit_any_number_of_nodes():
 @pytest.fixture
 def encoded(monkeypatch):
     """Every download that is encoded, by the coordinator or by a node."""
-    seen, plain = [], Message.to_bytes
+    seen, plain = [], Download.to_bytes
 
     def to_bytes(self):
-        if isinstance(self, Download):
-            seen.append(self)
+        seen.append(self)
         return plain(self)
 
-    monkeypatch.setattr(Message, "to_bytes", to_bytes)
+    monkeypatch.setattr(Download, "to_bytes", to_bytes)
     return seen
 
 

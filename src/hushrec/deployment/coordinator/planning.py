@@ -106,7 +106,7 @@ class PhaseForecast:
     rounds: int
     exchanges: int
     down_bytes: int
-    """To one node in a round."""
+    """To one node in a round; tables of bytes travel deflated, and take less."""
     up_bytes: int
     """From one node in a round: at most in the clear, exactly with secure sums."""
     seconds: float

@@ -79,7 +79,7 @@ class ExpertsConfig(MethodConfig):
     """Co-occurrence: ridge of the regression, in users."""
     factors: Width = 64
     """Co-occurrence: dimensions of an item vector."""
-    neighbours: Count = 600
+    neighbours: Count = 680
     """Pairs of items that are kept, per item on average; their weights in all tables have a common
     index. Never more than 3.8 million."""
     dense_items: Annotated[int, Field(ge=2)] = 4000

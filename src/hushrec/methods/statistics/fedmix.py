@@ -109,7 +109,7 @@ class FedMixConfig(experts.ExpertsConfig):
     """Candidates of a task with the highest scores by the starting weights."""
     random_candidates: Count = 56
     """Candidates drawn from all other items, weighted to stand for them."""
-    fit_neighbours: Count = 270
+    fit_neighbours: Count = 300
     """As ``neighbours``, of the experts that weights and network are fitted with."""
     penalty: PositiveFloat = 1e-4
     """Weight of the squared weights in the loss."""
