@@ -3,8 +3,9 @@
 python -m benchmarks.scale                      # the tables of docs/scale.md
 python -m benchmarks.scale --items 100000       # for another catalogue
 
-Shapes of uploads and sizes of downloads are those that the method declares for a catalogue without
-any interactions; the rest are formulas over them. Rates of machines are assumptions, and options.
+Uploads have the layouts of real secure sums, for the shapes that the method declares for a
+catalogue without any interactions; downloads are the bytes of the arrays, which travel deflated.
+The rest are formulas over them. Rates of machines are assumptions, and options.
 """
 
 from __future__ import annotations
@@ -19,22 +20,28 @@ import numpy as np
 from hushrec.aggregation import Total, UploadShape
 from hushrec.data.interactions import Categorical
 from hushrec.data.views import Ragged, TrainView
+from hushrec.evaluation.evaluator import EvaluationConfig
 from hushrec.federation.client import Task
+from hushrec.federation.contract import SecureSums
 from hushrec.federation.experiment import read_preset
-from hushrec.federation.sums import MOST_WORDS
+from hushrec.federation.sums import EvaluationVector, RoundVector
 from hushrec.methods.statistics.experts import HEAD
 from hushrec.methods.statistics.fedmix import FedMix, FedMixConfig
 from hushrec.privacy.protection import Protection
+from hushrec.secagg import Stage
 from hushrec.secagg.keys import SHARE_BYTES, SIGNATURE_BYTES
-from hushrec.secagg.messages import ANNOUNCEMENT_BYTES, SEALED_BYTES
+from hushrec.secagg.messages import Announcement, sealed_bytes
 from hushrec.streams import SecretStreams, Streams
 
 ITEMS, CATEGORIES = 3_706, (81, 18)
 """The catalogue of ML-1M: films, years and genres."""
 LIMIT = 4e6
 """Bytes that a phone uploads at most, over all rounds."""
-EXCHANGES = 5
-"""Of one secure sum: keys, shares, masked vector, consistency, revealed shares."""
+SETUP_STAGES = (Stage.KEYS, Stage.SHARES)
+"""Stages of a set-up, which many sums share; the others are of every sum."""
+EVALUATION = "evaluation"
+ANY_BYTES = 2**40
+"""No vector is refused here: the report compares the longest with the contract's limit."""
 MEGABYTE, GIGABYTE = 1e6, 1e9
 
 
@@ -54,35 +61,48 @@ def catalogue(items: int) -> TrainView:
 
 @dataclass(frozen=True)
 class PhaseCost:
-    """What each round of a phase costs every participant."""
+    """What each round of a phase, or each evaluation, costs every participant."""
 
     name: str
     rounds: int
     numbers: int
     """Of one upload, in dense form."""
     up: int
-    """Bytes of one upload: every number in a word of two, four or eight bytes."""
+    """Bytes of the masked vector."""
     down: int
+    """Bytes of the arrays of a download, before they are deflated."""
+    pieces: int
+    """Of the masked vector; each takes an exchange."""
 
-
-def word_bytes(name: str, method: FedMix, clients: int) -> int:
-    """Return the bytes of a word that holds every sum of an array over so many clients."""
-    units = {"cooccurrence": 1, "popularity": 1}
-    units |= dict.fromkeys(("transitions", "recent-transitions"), 2**method.config.count_bits)
-    expert = name.rpartition("/")[2]
-    if expert not in units:
-        return 8
-    return next(width for width in (2, 4, 8) if clients * units[expert] < 2 ** (8 * width - 1))
+    @property
+    def exchanges(self) -> int:
+        """Exchanges of one secure sum: the pieces, and the stages after them."""
+        return self.pieces + len(Stage) - len(SETUP_STAGES) - 1
 
 
 def phase_costs(method: FedMix, items: int, clients: int) -> list[PhaseCost]:
-    """Return the costs of all phases, from public facts alone."""
+    """Return the costs of all phases, and of evaluations, from public facts alone."""
     costs: dict[str, PhaseCost] = {}
     for name, shape, down in _rounds(method, items):
-        up = sum(word_bytes(n, method, clients) * math.prod(s) for n, s in shape.whole.items())
+        layout = RoundVector(shape, clients, ANY_BYTES).layout
         rounds = costs[name].rounds + 1 if name in costs else 1
-        costs[name] = PhaseCost(name, rounds, shape.entries, up, down)
-    return list(costs.values())
+        costs[name] = PhaseCost(name, rounds, shape.entries, layout.nbytes, down, layout.pieces)
+    return [*costs.values(), _evaluations(method, items)]
+
+
+def _evaluations(method: FedMix, items: int) -> PhaseCost:
+    """Return the costs of evaluations: of some rounds, and two of the selected one at the end."""
+    config = EvaluationConfig(every=method.traits.every)
+    layout = EvaluationVector(config.reported(repeats=False)).layout
+    served = method.serving(method.init(catalogue(items), Streams(0)))
+    return PhaseCost(
+        EVALUATION,
+        len(config.evaluation_rounds(method.planned_rounds)) + 2,
+        sum(math.prod(shape) for shape in layout.arrays.values()) + len(layout.wide),
+        layout.nbytes,
+        sum(array.nbytes for array in served.values()),
+        layout.pieces,
+    )
 
 
 def _rounds(method: FedMix, items: int) -> Iterator[tuple[str, UploadShape, int]]:
@@ -131,16 +151,17 @@ def scenarios() -> list[Scenario]:
 
 
 def upload_bytes(scenario: Scenario, items: int) -> int:
-    """Return what a participant uploads over all rounds, with the messages of the secure sums.
-
-    Evaluations are secure sums of some hundred bytes.
-    """
+    """Return what a participant uploads over all rounds, with the messages of the secure sums."""
     costs = phase_costs(scenario.method, items, scenario.clients)
-    rounds = sum(cost.rounds for cost in costs)
-    others = scenario.group * (SEALED_BYTES + SHARE_BYTES)
-    messages = ANNOUNCEMENT_BYTES + others + SIGNATURE_BYTES
-    sums = rounds + math.ceil(rounds / scenario.method.traits.every)
-    return sum(cost.rounds * cost.up for cost in costs) + sums * messages
+    sums, in_setup = sum(cost.rounds for cost in costs), SecureSums().setup_sums
+    setup = Announcement.size(in_setup) + scenario.group * sealed_bytes(in_setup)
+    each = SIGNATURE_BYTES + scenario.group * SHARE_BYTES
+    vectors = sum(cost.rounds * cost.up for cost in costs)
+    return vectors + sums * each + _setups(costs) * setup
+
+
+def _setups(costs: list[PhaseCost]) -> int:
+    return math.ceil(sum(cost.rounds for cost in costs) / SecureSums().setup_sums)
 
 
 def report(scenario: Scenario, items: int, rates: dict[str, float]) -> list[str]:
@@ -151,7 +172,9 @@ def report(scenario: Scenario, items: int, rates: dict[str, float]) -> list[str]
     for cost in costs:
         sizes = f"{cost.up / MEGABYTE:,.3f} | {cost.down / MEGABYTE:,.3f}"
         lines.append(f"| {cost.name} | {cost.rounds} | {cost.numbers:,} | {sizes} |")
-    rounds = sum(cost.rounds for cost in costs)
+    rounds = scenario.method.planned_rounds
+    exchanges = sum(cost.rounds * cost.exchanges for cost in costs)
+    exchanges += len(SETUP_STAGES) * _setups(costs)
     up = upload_bytes(scenario, items)
     down = sum(cost.rounds * cost.down for cost in costs)
     largest = max(cost.up for cost in costs)
@@ -162,14 +185,15 @@ def report(scenario: Scenario, items: int, rates: dict[str, float]) -> list[str]
     )
     both = 2 if scenario.method.config.hold_out == "items" else 1
     traffic = scenario.participants * up
-    masks = scenario.group * largest
+    # As many bytes as the vectors that the server keeps until those of the group are there.
+    masks, limit = scenario.group * largest, SecureSums().most_bytes
     # A Cholesky factor and as many right sides as items: 2⅓ n³ operations.
     solving = 7 / 3 * tables * both * head**3 / rates["solve"]
     rows = [
-        ("all rounds", f"{rounds}, of {EXCHANGES} exchanges each"),
+        ("all rounds", f"{rounds}, and evaluations: {exchanges:,} exchanges"),
         (
             "a participant, all rounds",
-            f"{up / MEGABYTE:,.2f} MB up, {down / MEGABYTE:,.0f} MB down",
+            f"{up / MEGABYTE:,.2f} MB up, {down / MEGABYTE:,.1f} MB down",
         ),
         (
             "server, all rounds",
@@ -177,11 +201,13 @@ def report(scenario: Scenario, items: int, rates: dict[str, float]) -> list[str]
             f"{scenario.participants * down / GIGABYTE:,.0f} GB out",
         ),
         ("server, receiving it", f"{traffic / rates['network']:,.0f} s"),
-        ("server, memory of a sum", f"{8 * most / MEGABYTE:,.0f} MB"),
+        ("server, disk of the largest secure sum", f"{masks / GIGABYTE:,.1f} GB"),
+        # Of every number that is not zero, its key and the sum.
+        ("server, memory of a sum, at most", f"{16 * most / MEGABYTE:,.0f} MB"),
         ("server, solving the tables", f"{solving:,.1f} s, {32 * head**2 / MEGABYTE:,.0f} MB"),
         (
-            f"largest secure sum, groups of {scenario.group:,}",
-            f"{math.ceil(scenario.participants / scenario.group):,} groups",
+            f"groups of {scenario.group:,} participants",
+            f"{math.ceil(scenario.participants / scenario.group):,}",
         ),
         (
             "masks, a participant",
@@ -192,8 +218,9 @@ def report(scenario: Scenario, items: int, rates: dict[str, float]) -> list[str]
             f"{masks * (0.9 + 0.1 * scenario.group) / rates['keystream']:,.0f} s",
         ),
         (
-            "limit of a vector",
-            f"{most:,} of {MOST_WORDS:,} numbers{': refused' if most > MOST_WORDS else ''}",
+            "longest vector",
+            f"{largest:,} of {limit:,} bytes{': refused' if largest > limit else ''}; "
+            f"pieces: {max(cost.pieces for cost in costs):,}",
         ),
         (f"limit of {LIMIT / MEGABYTE:.0f} MB up a phone", "met" if up <= LIMIT else "not met"),
     ]

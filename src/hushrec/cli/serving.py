@@ -311,8 +311,8 @@ def similar_command(folder: Path, item: str, count: int, as_json: bool) -> None:
 @click.option(
     "--neighbours",
     type=COUNT,
-    help="Weights kept per item and table, the largest ones.  [all in single precision; in half "
-    "600, or 300 in each of fedmix' tables]",
+    help="Weights kept per item, the largest ones; in fedmix an option of training.  [all in "
+    "single precision, 600 in half]",
 )
 @click.option("--precision", type=click.Choice(["half", "single"]), default="half")
 @click.option("--overwrite", is_flag=True, help="Replace the bundle in DIR.")

@@ -72,7 +72,9 @@ class Download:
         """Encode the message."""
         small = {name: array for name, array in self.common.items() if _is_small(array)}
         large = {name: self.common[name] for name in self.common.keys() - small.keys()}
-        shapes = {name: (array.dtype.name, array.shape) for name, array in large.items()}
+        shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+            name: (array.dtype.name, array.shape) for name, array in large.items()
+        }
         deflated = {name: _deflated(array) for name, array in large.items()}
         return _DownloadMessage(
             self.round, small, shapes, deflated, self.own, self.protection
