@@ -14,7 +14,7 @@ from test_imports import ROOT, graph, imports, sources
 MOST_MODULES = 178
 MOST_LINES = 500
 """Of one module: more than one sitting."""
-LONGER = {"serving/recommender.py": 860}
+LONGER = {"serving/recommender.py": 910}
 """A device copies this one file."""
 TOP_LEVEL = {"__init__", "__main__", "api", "config", "errors", "streams"}
 LAYERS = (

@@ -17,9 +17,8 @@ from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError
 from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
-from hushrec.kernels import mixture
-from hushrec.kernels import pairs as pair_kernels
-from hushrec.kernels.pairs import PairTable
+from hushrec.kernels import mixture, packed_pairs
+from hushrec.kernels.packed_pairs import PairTable
 from hushrec.methods.base import Reason
 from hushrec.methods.shared.options import first_trial, next_trials, rescaled
 from hushrec.methods.statistics import experts, pair_tables
@@ -137,7 +136,7 @@ def test_packed_tables_keep_the_pairs_that_matter_most(n_items, width, pairs, si
         near = np.sqrt(np.abs(kept) * largest) / levels + largest / (4 * levels**2)
         assert (np.abs(dense - kept) <= near + 1e-6).all()
         rows = np.arange(n_items, dtype=np.int32)
-        np.testing.assert_array_equal(pair_kernels.packed_weights(rows, rows, table), dense)
+        np.testing.assert_array_equal(packed_pairs.packed_weights(rows, rows, table), dense)
 
 
 @given(histories)
@@ -490,14 +489,14 @@ def test_clients_that_fit_do_not_count():
     assert not any(name.startswith(HELD_OUT) for name in at_once.shared)
     keys = np.array(sorted(sums))
     expert, pairs = expert_class("transitions")(method.config), unflatten(at_once.shared)["pairs"]
-    empty = experts.long_tables(expert, view.n_items)
-    learnt = expert.learn(empty, keys, np.array([[sums[key] / units] for key in keys]))
-    shares = {"shares": at_once.shared["popularity/shares"]}
-    models = {"transitions": learnt, "popularity": shares}
-    index, tables = experts.packed_tables([expert], models, pairs)
-    check_same(pairs, index, "the slow twin's index")
-    found = flatten(unflatten(at_once.shared)["transitions"])
-    check_same(found, flatten(tables["transitions"]), "the slow twin")
+    tree = unflatten(at_once.shared)
+    before = pair_tables.long_models([expert], tree)
+    learnt = expert.learn(before[0][1], keys, np.array([[sums[key] / units] for key in keys]))
+    popular = expert_class("popularity")(method.config)
+    before = [*before, (popular, tree["popularity"])]
+    expected = pair_tables.counted_models(before, {"transitions": learnt}, tree, last=True)
+    check_same(flatten(tree["transitions"]), flatten(expected["transitions"]), "the slow twin")
+    check_same(pairs, expected["pairs"], "the slow twin's index")
     for _ in range(method.planned_rounds - 3):
         at_once.round()
         alone.round()

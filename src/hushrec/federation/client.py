@@ -17,10 +17,11 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from hushrec.aggregation import ClientRows, KeyedRows, LossSum, Update, UploadShape
 from hushrec.data.views import TrainView
@@ -35,6 +36,7 @@ from hushrec.streams import Round, SecretRound, SecretStreams, Streams
 
 SLACK = 1 + 1e-6
 """Relative tolerance of norms, which the reader computes again."""
+ByteType = Annotated[str, Field(pattern="^(bool|int8|uint8)$")]
 SMALLEST_DEFLATED = 1024
 """Bytes from which arrays of bytes travel deflated."""
 
@@ -94,7 +96,7 @@ class Download:
 class _DownloadMessage(codec.Message, kind="download"):
     round: codec.Count
     common: codec.ArrayGroup
-    shapes: Mapping[str, tuple[Literal["bool", "int8", "uint8"], tuple[codec.Count, ...]]]
+    shapes: Mapping[str, tuple[ByteType, tuple[codec.Count, ...]]]
     deflated: codec.ArrayGroup
     own: codec.ArrayGroup
     protection: Mapping[str, float]

@@ -20,7 +20,7 @@ import numpy as np
 from hushrec.kernels.draws import draw
 from hushrec.kernels.jit import Array, njit
 from hushrec.kernels.layers import add_product, subtract_product
-from hushrec.kernels.pairs import PairTable
+from hushrec.kernels.packed_pairs import PairTable
 from hushrec.kernels.ragged import best_of
 
 NONE = np.float32(-1e30)

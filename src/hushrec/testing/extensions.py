@@ -94,7 +94,7 @@ class ExpertContract:
     def test_learning_keeps_names_shapes_and_dtypes(self) -> None:
         """Sums change the values of a model only, and the model that is given stays as it is."""
         expert, view = self._make(), self._view()
-        model, tables = expert.init(view), experts.long_tables(expert, view.n_items)
+        model, tables = expert.init(view), pair_tables.long_tables(expert, view.n_items)
         before = digest(model), digest(experts.flatten(tables))
         learnt = expert.learn({**model, **tables}, *self._sum([view]).rows["sums"])
         for name in expert.tables:
@@ -164,11 +164,11 @@ class ExpertContract:
 
     def _ready(self, expert: Expert, view: TrainView, sums: tuple[Any, Any] | None = None) -> Model:
         """Return a model to score with, of no sums or of these."""
-        model = {**expert.init(view), **experts.long_tables(expert, view.n_items)}
-        learnt = model if sums is None else expert.learn(model, *sums)
-        index = pair_tables.empty_index(view.n_items, view.n_items**2)
-        index, tables = experts.packed_tables([expert], {expert.name: learnt}, index)
-        return experts.ready_model(expert, {**learnt, **tables[expert.name]}, index, view)
+        tree = pair_tables.empty_models([expert], view, view.n_items)
+        before = pair_tables.long_models([expert], tree)
+        learnt = {} if sums is None else {expert.name: expert.learn(before[0][1], *sums)}
+        tree = pair_tables.counted_models(before, learnt, tree, last=True)
+        return pair_tables.ready_models([expert], tree, view)[0][1]
 
     def _learnt(self, expert: Expert, view: TrainView) -> Model:
         return self._ready(expert, view, self._sum([view]).rows["sums"])

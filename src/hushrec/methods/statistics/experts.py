@@ -23,12 +23,10 @@ from hushrec.config import Count, Share, Width, find
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.kernels.pairs import PairTable
-from hushrec.methods.base import Array, MethodConfig, Shared
+from hushrec.methods.base import Array, MethodConfig, Reason, Scores, Shared
 from hushrec.methods.baselines import distinct_items, where
 from hushrec.methods.forms import Part
-from hushrec.methods.statistics import pair_tables
-from hushrec.methods.statistics.pair_weights import Keys, Sums, empty_table
+from hushrec.methods.statistics.pair_weights import Keys, Sums, reasons_from
 
 
 def joined(*path: str) -> str:
@@ -173,37 +171,41 @@ def expert_class(name: str) -> type[Expert]:
     return loaded
 
 
-LONGEST = 1000
-"""Weights of an item in the server's long form of a table."""
+Models = Sequence[tuple[Expert, Model]]
 
 
-def long_tables(expert: Expert, n_items: int) -> dict[str, Shared]:
-    """Return the tables of an expert in long form, without weights."""
-    dense_items = expert.config.dense_items
-    return {name: empty_table(n_items, LONGEST, dense_items) for name in expert.tables}
+def score_all(models: Models, view: TrainView, buffer: Scores) -> Scores:
+    """Return the scores of experts, written to a buffer: [clients, scores, items]."""
+    out, end = buffer[: len(view)], 0
+    out[:] = 0
+    for expert, model in models:
+        start, end = end, end + len(expert.scores(model))
+        expert.score(model, view, out[:, start:end])
+    return out
 
 
-def packed_tables(
-    experts: Sequence[Expert], models: Mapping[str, Model], index: Shared
-) -> tuple[Shared, dict[str, dict[str, Shared]]]:
-    """Pack all experts' long tables; return their common index, and each expert's tables."""
-    names = [(expert.name, table) for expert in experts for table in expert.tables]
-    packed: dict[str, dict[str, Shared]] = {expert.name: {} for expert in experts}
-    if not names:
-        return index, packed
-    everything = np.ones(len(index["starts"]) - 1, np.float32)
-    shares = models.get("popularity", {}).get("shares", everything)
-    index, tables = pair_tables.packed(index, [models[n][table] for n, table in names], shares)
-    for (name, table), arrays in zip(names, tables, strict=True):
-        packed[name][table] = arrays
-    return index, packed
-
-
-def ready_model(expert: Expert, model: Model, index: Shared, view: TrainView | None) -> Model:
-    """Return a model to score with: its tables by their index, and what the catalogue gives."""
-    public = {} if view is None else expert.public(view)
-    tables = {name: PairTable(**index, **model[name]) for name in expert.tables}
-    return {**model, **public, **tables}
+def largest_lifts(
+    models: Models, weights: Array, history: TrainView, items: NDArray[np.int32]
+) -> list[list[Reason]]:
+    """Find the expert whose weighted scores lift each item most above the mean item."""
+    owners = np.repeat(np.arange(len(models)), [len(e.scores(model)) for e, model in models])
+    buffer = np.zeros((1, len(weights), history.n_items), np.float32)
+    out: list[list[Reason]] = []
+    for client, listed in enumerate(items):
+        scores = score_all(models, history.take(np.array([client])), buffer)[0]
+        lifted = weights[:, None] * (scores[:, listed] - scores.mean(axis=1, keepdims=True))
+        lifts = np.zeros((len(models), len(listed)))
+        np.add.at(lifts, owners, lifted)
+        chosen, past = lifts.argmax(axis=0), history.positives[client][::-1]
+        reasons = [Reason()] * len(listed)
+        for n in np.unique(chosen[listed >= 0]).tolist():
+            (expert, model), mine = models[n], np.flatnonzero((chosen == n) & (listed >= 0))
+            influence = expert.influence(model, past, listed[mine])
+            found = reasons_from(expert.because or expert.name, past, influence, expert.name)
+            for at, reason in zip(mine.tolist(), found, strict=True):
+                reasons[at] = reason
+        out.append(reasons)
+    return out
 
 
 def rest(keys: Keys, sums: Sums, n_items: int) -> tuple[Keys, Sums, Sums]:
@@ -228,7 +230,6 @@ PIECE = 2**21
 """About so many pairs are taken in at once."""
 ITEMS, HEAD = "items", "head"
 """Where counting takes several rounds: sums of all items, and which of them are the head."""
-Models = Sequence[tuple[Expert, Model]]
 KeyedSums = tuple[Keys, Sums]
 
 

@@ -38,7 +38,7 @@ sums gains no accuracy (`experiments/privacy-utility/tuning.md`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -56,22 +56,12 @@ from hushrec.methods import base, forms
 from hushrec.methods.base import Between, Fitted, OneOf, Phase, Reason, Scores, SearchSpace, Shared
 from hushrec.methods.shared import options
 from hushrec.methods.statistics import experts, pair_tables
-from hushrec.methods.statistics.experts import (
-    HEAD,
-    HELD_OUT,
-    Expert,
-    Model,
-    flatten,
-    unflatten,
-)
+from hushrec.methods.statistics.experts import HEAD, HELD_OUT, Expert, Model, flatten, unflatten
 from hushrec.methods.statistics.pair_tables import PAIRS
-from hushrec.methods.statistics.pair_weights import reasons_from
 from hushrec.private import PerClientRows, Private, PrivateFields, rows_in
 from hushrec.streams import Round, Streams
 
 CANDIDATES = "candidates"
-LONG = "long"
-"""Tables in the server's long form, kept between rounds of counting."""
 SCORES_AT_ONCE = 2**20
 """Number of scores in memory at a time."""
 
@@ -179,7 +169,7 @@ class FedMix(
                 ("count pairs of popular items", 1, "sums over pairs of popular items"),
                 ("count other pairs", config.count_rounds - 2, "sums over some other pairs"),
             ]
-        sends = "moments of the scores of its candidates; loss, gradient and Hessian of the start"
+        sends = "moments of its candidates' scores; loss, gradient and Hessian of the start"
         candidates = ("score candidates", 1, sends)
         sends = "loss, gradient and Hessian of trial weights"
         weights = ("fit weights", config.newton_rounds, sends)
@@ -198,24 +188,18 @@ class FedMix(
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Start from experts without counts, and from a network with zero output weights."""
-        applicable = self._applicable(view)
-        models = self._empty(view, applicable, self.config.neighbours)
-        apart = {}
-        if self.config.hold_out == "items":
-            apart[HELD_OUT] = self._empty(view, applicable, self.config.fit_neighbours)
-        shared: dict[str, Any] = {**models, **apart}
-        if self.config.count_rounds > 1:
-            shared[HEAD] = np.zeros(view.n_items, np.bool_)
+        applicable, config = self._applicable(view), self.config
+        shared = pair_tables.empty_models(applicable, view, config.neighbours)
         start = np.array(
-            [
-                expert.start.get(score, 0.0)
-                for expert in applicable
-                for score in expert.scores(models[expert.name])
-            ]
+            [e.start.get(score, 0.0) for e in applicable for score in e.scores(shared[e.name])]
         )
+        if config.hold_out == "items":
+            shared[HELD_OUT] = pair_tables.empty_models(applicable, view, config.fit_neighbours)
+        if config.count_rounds > 1:
+            shared[HEAD] = np.zeros(view.n_items, np.bool_)
         shared |= {"start": start, "center": np.zeros(len(start) + 1, np.float32)}
         shared |= {"scale": np.ones(len(start) + 1, np.float32), **options.first_trial(start)}
-        inputs, hidden = len(start) + 1, self.config.hidden
+        inputs, hidden = len(start) + 1, config.hidden
         generator = streams.generator("init/network")
         first = generator.standard_normal((inputs, hidden)) / np.sqrt(inputs)
         second = generator.standard_normal((hidden, hidden)) / np.sqrt(hidden)
@@ -223,16 +207,6 @@ class FedMix(
         parts = (first.ravel(), rest, second.ravel(), rest, rest, np.ones(1))
         network = np.concatenate(parts).astype(np.float32)
         return flatten({**shared, "network": network, "adam": options.first_moments(network)})
-
-    def _empty(self, view: TrainView, applicable: list[Expert], neighbours: int) -> dict[str, Any]:
-        """Return experts without counts, whose tables hold so many pairs per item."""
-        pairs = pair_tables.capacity(view.n_items, neighbours)
-        models: dict[str, Any] = {}
-        for expert in applicable:
-            tables = {name: pair_tables.empty_table(view.n_items, pairs) for name in expert.tables}
-            models[expert.name] = {**expert.init(view), **tables}
-        has_tables = any(expert.tables for expert in applicable)
-        return {**models, PAIRS: pair_tables.empty_index(view.n_items, pairs if has_tables else 0)}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the scores of the candidates of each held-out item."""
@@ -310,7 +284,7 @@ class FedMix(
                 later = self._held_out_counts(mine) if view.repeats else np.full(len(mine), back)
                 before = mine.positives.lengths - later
                 earlier = experts.shortened(mine, later + np.minimum(self.config.gap, before - 1))
-                scores = self._scores(active, earlier, buffer)
+                scores = experts.score_all(active, earlier, buffer)
                 prior = np.zeros((len(mine), view.n_items), np.float32)
                 mixture.weigh(scores, shared["weights"].astype(np.float32), prior)
                 for c in range(len(mine)):
@@ -333,40 +307,16 @@ class FedMix(
     def _learn_experts(self, shared: Shared, total: Total, number: int) -> Shared:
         """Learn the experts, and the head of the catalogue."""
         counting, tree = self._counting(shared, number), unflatten(shared)
-        served = self._long_models(tree)
-        held_out = self._long_models(tree.get(HELD_OUT, tree))
+        apart, last = tree.pop(HELD_OUT, None), number == self.config.count_rounds
+        served = pair_tables.long_models(self._experts(), tree)
+        held_out = pair_tables.long_models(self._experts(), tree if apart is None else apart)
         learnt, without = counting.learn(served, held_out, total)
-        tree.pop(LONG, None)
-        tree |= self._counted(tree, {**_by_name(served), **learnt}, number)
-        if HELD_OUT in tree:
-            apart = tree[HELD_OUT]
-            tree[HELD_OUT] = self._counted(apart, {**_by_name(held_out), **without}, number)
+        tree |= pair_tables.counted_models(served, learnt, tree, last)
+        if last:
+            tree.pop(pair_tables.LONG, None)
+        if apart is not None:
+            tree[HELD_OUT] = pair_tables.counted_models(held_out, without, apart, last)
         return flatten({**tree, **counting.most_popular(total, self.config.dense_items)})
-
-    def _long_models(self, tree: Mapping[str, Any]) -> list[tuple[Expert, Model]]:
-        """Return each expert with its model, tables in the long form of the counting so far."""
-        n_items, so_far = len(tree[PAIRS]["starts"]) - 1, tree.get(LONG, {})
-        return [
-            (e, {**tree[e.name], **(so_far.get(e.name) or experts.long_tables(e, n_items))})
-            for e in self._experts()
-            if e.name in tree
-        ]
-
-    def _counted(
-        self, tree: Mapping[str, Any], models: Mapping[str, Model], number: int
-    ) -> dict[str, Any]:
-        """Return experts after a round of counting; tables are packed after the last one."""
-        own, long = dict[str, Any](), dict[str, Any]()
-        present = [expert for expert in self._experts() if expert.name in models]
-        for expert in present:
-            model = models[expert.name]
-            arrays = {name: array for name, array in model.items() if name not in expert.tables}
-            own[expert.name] = {**tree[expert.name], **arrays}
-            long[expert.name] = {name: model[name] for name in expert.tables}
-        if number < self.config.count_rounds:
-            return {**own, PAIRS: tree[PAIRS], LONG: long}
-        index, tables = experts.packed_tables(present, models, tree[PAIRS])
-        return {PAIRS: index, **{name: {**own[name], **tables[name]} for name in own}}
 
     def _learn_scales(self, shared: Shared, total: Total, number: int) -> Shared:
         """Find the scores' mean and scale, and the first trials; drop the held-out experts."""
@@ -410,7 +360,7 @@ class FedMix(
         everybody, active = np.arange(len(history)), self.active(shared, history)
         for some, buffer in self._parts(everybody, len(weights), history.n_items):
             mine = history.take(some)
-            scores = self._scores(active, mine, buffer)
+            scores = experts.score_all(active, mine, buffer)
             mixed = np.zeros((len(mine), history.n_items), np.float32)
             mixture.weigh(scores, weights / shared["scale"][:-1], mixed)
             if self.reranks(shared):
@@ -424,24 +374,7 @@ class FedMix(
     ) -> list[list[Reason]]:
         """Find the expert whose scores lift each item most above the mean item."""
         weights, active = shared["weights"] / shared["scale"][:-1], self.active(shared, history)
-        owners = np.repeat(np.arange(len(active)), [len(e.scores(model)) for e, model in active])
-        buffer = np.zeros((1, len(weights), history.n_items), np.float32)
-        out: list[list[Reason]] = []
-        for client, listed in enumerate(items):
-            scores = self._scores(active, history.take(np.array([client])), buffer)[0]
-            lifted = weights[:, None] * (scores[:, listed] - scores.mean(axis=1, keepdims=True))
-            lifts = np.zeros((len(active), len(listed)))
-            np.add.at(lifts, owners, lifted)
-            chosen, past = lifts.argmax(axis=0), history.positives[client][::-1]
-            reasons = [Reason()] * len(listed)
-            for n in np.unique(chosen[listed >= 0]).tolist():
-                (expert, model), mine = active[n], np.flatnonzero((chosen == n) & (listed >= 0))
-                influence = expert.influence(model, past, listed[mine])
-                found = reasons_from(expert.because or expert.name, past, influence, expert.name)
-                for at, reason in zip(mine.tolist(), found, strict=True):
-                    reasons[at] = reason
-            out.append(reasons)
-        return out
+        return experts.largest_lifts(active, weights, history, items)
 
     def item_neighbours(self, shared: Shared, item: int) -> Scores | None:
         """Add up the weights of the experts that have any, each over its largest one."""
@@ -476,29 +409,15 @@ class FedMix(
     ) -> list[tuple[Expert, Model]]:
         """Return each expert with its served model, or with that learnt without held-out items.
 
-        They are the same with ``hold_out=clients``. ``view`` has the catalogue that some experts
-        need to score.
+        They are the same with ``hold_out=clients``. Some experts need the view to score.
         """
         tree = unflatten(shared)
         models = tree.get(HELD_OUT, tree) if held_out else tree
-        present = [expert for expert in self._experts() if expert.name in models]
-        index = models.get(PAIRS, {})
-        return [(e, experts.ready_model(e, models[e.name], index, view)) for e in present]
+        return pair_tables.ready_models(self._experts(), models, view)
 
     def _models(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """Return the served experts, and the index of their tables."""
         return {name: tree[name] for name in (*self.config.experts, PAIRS) if name in tree}
-
-    def _scores(
-        self, active: list[tuple[Expert, Model]], view: TrainView, buffer: Scores
-    ) -> Scores:
-        """Return the scores of experts, written to a buffer: [clients, scores, items]."""
-        out, end = buffer[: len(view)], 0
-        out[:] = 0
-        for expert, model in active:
-            start, end = end, end + len(expert.scores(model))
-            expert.score(model, view, out[:, start:end])
-        return out
 
     def reranks(self, shared: Shared) -> bool:
         """Say whether the network has learnt anything: its output starts from zero weights."""
@@ -516,9 +435,8 @@ class FedMix(
         for expert, model in self.active(shared, view):
             parts = expert.parts(model)
             if parts is None:
-                raise ConfigError(
-                    f"expert '{expert.name}' cannot be exported: it has no Expert.parts"
-                )
+                why = "cannot be exported: it has no Expert.parts"
+                raise ConfigError(f"expert '{expert.name}' {why}")
             experts[expert.name] = expert.because or expert.name, parts
         weights, (center, scale, network, hidden, best) = self.network(shared)
         reranked = best if self.reranks(shared) else 0
@@ -570,10 +488,6 @@ class FedMix(
 def _one_row(has: NDArray[np.int64], rows: NDArray[np.float32]) -> KeyedRows:
     """Return one row for each client that has any tasks, under the only key."""
     return KeyedRows(has, np.zeros(len(rows), np.int64), rows, space=1)
-
-
-def _by_name(models: Sequence[tuple[Expert, Model]]) -> dict[str, Model]:
-    return {expert.name: model for expert, model in models}
 
 
 def _named(*names: str) -> Callable[[Shared], Shared]:

@@ -13,17 +13,24 @@ travel deflated (`federation.client.Download`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.kernels import pairs as pair_kernels
-from hushrec.kernels.pairs import PairTable
+from hushrec.data.views import TrainView
+from hushrec.kernels import packed_pairs
+from hushrec.kernels.packed_pairs import PairTable
 from hushrec.methods.base import Array, Scores, Shared
+from hushrec.methods.statistics import pair_weights
+from hushrec.methods.statistics.experts import Expert, Model
 
-PAIRS = "pairs"
-"""Name of the packed tables among the shared parameters."""
+PAIRS, LONG = "pairs", "long"
+"""Names of the index of packed tables, and of long tables between rounds of counting, among the
+shared parameters."""
+LONGEST = 1000
+"""Weights of an item in a long table."""
 MOST_PAIRS = 3_800_000
 """Most pairs of a model: about 9 MB, deflated."""
 SIGNED, UNSIGNED = 15, 127
@@ -57,7 +64,7 @@ def packed(
     """
     neighbours = np.stack([table["neighbours"] for table in long])
     weights = np.stack([table["weights"] for table in long])
-    indptr, ids, importance = pair_kernels.union_of_tables(
+    indptr, ids, importance = packed_pairs.union_of_tables(
         neighbours, weights, np.array([_typical(table) for table in weights], np.float32)
     )
     importance *= np.repeat((shares + FLOOR) ** np.float32(POPULARITY_POWER), np.diff(indptr))
@@ -67,7 +74,7 @@ def packed(
     starts, gaps = np.zeros_like(index["starts"]), np.zeros_like(index["gaps"])
     codes = np.zeros((len(long), slots), np.int8)
     scales = np.zeros(weights.shape[:2], np.float32)
-    pair_kernels.pack_tables(
+    packed_pairs.pack_tables(
         indptr, ids, kept, neighbours, weights, levels, PairTable(starts, gaps, codes, scales)
     )
     tables: list[Shared] = [
@@ -90,7 +97,7 @@ def _most_important(
     while True:
         kept = np.zeros(len(ids), np.bool_)
         kept[order[:count]] = True
-        missing = pair_kernels.slots_of(indptr, ids, kept) - slots
+        missing = packed_pairs.slots_of(indptr, ids, kept) - slots
         if missing <= 0:
             return kept
         count -= int(missing)
@@ -99,4 +106,75 @@ def _most_important(
 def weights_of(table: PairTable, item: int) -> Scores:
     """Return the weight from an item to every item."""
     first, everything = np.array([item], np.int32), np.arange(len(table.scales), dtype=np.int32)
-    return np.asarray(pair_kernels.packed_weights(first, everything, table)[0])
+    return np.asarray(packed_pairs.packed_weights(first, everything, table)[0])
+
+
+# ---------------------------------------------------------------- the models of several experts
+
+Tree = Mapping[str, Any]
+"""Models of experts by name, and the index of their tables."""
+
+
+def empty_models(experts: Sequence[Expert], view: TrainView, neighbours: int) -> dict[str, Any]:
+    """Return experts without counts, whose tables hold so many pairs per item."""
+    pairs, tree = capacity(view.n_items, neighbours), dict[str, Any]()
+    for expert in experts:
+        tables = {name: empty_table(view.n_items, pairs) for name in expert.tables}
+        tree[expert.name] = {**expert.init(view), **tables}
+    has_tables = any(expert.tables for expert in experts)
+    return {**tree, PAIRS: empty_index(view.n_items, pairs if has_tables else 0)}
+
+
+def ready_models(
+    experts: Sequence[Expert], tree: Tree, view: TrainView | None
+) -> list[tuple[Expert, Model]]:
+    """Return models to score with: tables by their index, and what the catalogue gives."""
+    found: list[tuple[Expert, Model]] = []
+    for expert in (each for each in experts if each.name in tree):
+        model, public = tree[expert.name], {} if view is None else expert.public(view)
+        tables = {name: PairTable(**tree[PAIRS], **model[name]) for name in expert.tables}
+        found.append((expert, {**model, **public, **tables}))
+    return found
+
+
+def long_models(experts: Sequence[Expert], tree: Tree) -> list[tuple[Expert, Model]]:
+    """Return models to learn, tables in the long form of the counting so far."""
+    n_items, so_far = len(tree[PAIRS]["starts"]) - 1, tree.get(LONG, {})
+    return [
+        (expert, {**tree[expert.name], **(so_far.get(expert.name) or long_tables(expert, n_items))})
+        for expert in experts
+        if expert.name in tree
+    ]
+
+
+def long_tables(expert: Expert, n_items: int) -> dict[str, Shared]:
+    """Return the tables of an expert in long form, without weights."""
+    sizes = n_items, LONGEST, expert.config.dense_items
+    return {name: pair_weights.empty_table(*sizes) for name in expert.tables}
+
+
+def counted_models(
+    before: Sequence[tuple[Expert, Model]], learnt: Mapping[str, Model], tree: Tree, last: bool
+) -> dict[str, Any]:
+    """Return experts after a round of counting; tables are packed after the last one.
+
+    ``before`` is what `long_models` returned, and ``learnt`` what became of some of it.
+    """
+    models = {expert.name: learnt.get(expert.name, model) for expert, model in before}
+    own, long = dict[str, Any](), dict[str, dict[str, Shared]]()
+    for expert, _ in before:
+        model = models[expert.name]
+        arrays = {name: array for name, array in model.items() if name not in expert.tables}
+        own[expert.name] = {**tree[expert.name], **arrays}
+        long[expert.name] = {name: model[name] for name in expert.tables}
+    if not last:
+        return {**own, PAIRS: tree[PAIRS], LONG: long}
+    names = [(name, table) for name, tables in long.items() for table in tables]
+    if not names:
+        return {**own, PAIRS: tree[PAIRS]}
+    everything = np.ones(len(tree[PAIRS]["starts"]) - 1, np.float32)
+    shares = own.get("popularity", {}).get("shares", everything)
+    index, tables = packed(tree[PAIRS], [long[name][table] for name, table in names], shares)
+    for (name, table), packed_table in zip(names, tables, strict=True):
+        own[name][table] = packed_table
+    return {**own, PAIRS: index}
