@@ -17,8 +17,8 @@ from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError
 from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
-from hushrec.kernels import mixture, packed_pairs
-from hushrec.kernels.packed_pairs import PairTable
+from hushrec.kernels import mixture
+from hushrec.kernels.mixture import PairTable
 from hushrec.methods.base import Reason
 from hushrec.methods.shared.options import first_trial, next_trials, rescaled
 from hushrec.methods.statistics import experts, pair_tables
@@ -136,7 +136,7 @@ def test_packed_tables_keep_the_pairs_that_matter_most(n_items, width, pairs, si
         near = np.sqrt(np.abs(kept) * largest) / levels + largest / (4 * levels**2)
         assert (np.abs(dense - kept) <= near + 1e-6).all()
         rows = np.arange(n_items, dtype=np.int32)
-        np.testing.assert_array_equal(packed_pairs.packed_weights(rows, rows, table), dense)
+        np.testing.assert_array_equal(pair_tables.packed_weights(rows, rows, table), dense)
 
 
 @given(histories)

@@ -20,13 +20,26 @@ import numpy as np
 from hushrec.kernels.draws import draw
 from hushrec.kernels.jit import Array, njit
 from hushrec.kernels.layers import add_product, subtract_product
-from hushrec.kernels.packed_pairs import PairTable
 from hushrec.kernels.ragged import best_of
 
 NONE = np.float32(-1e30)
 """Log weight of a row that is no candidate."""
 STEEPNESS = 1.702
 """Of the sigmoid in the hidden layers: with it they are close to GELU."""
+
+
+class PairTable(NamedTuple):
+    """Item-to-item weights in a few bits (`methods.statistics.pair_tables`).
+
+    The entries of item i are those from ``starts[i]`` on. An entry's column is the one of the entry
+    before, from -1 on, plus its gap plus 1; its weight is its code times the code's size, times the
+    item's scale.
+    """
+
+    starts: Array
+    gaps: Array
+    codes: Array
+    scales: Array
 
 
 @njit(cache=True, nogil=True)

@@ -28,7 +28,7 @@ from hushrec.io.files import (
     write_bytes,
     writing,
 )
-from hushrec.kernels.packed_pairs import PairTable
+from hushrec.kernels.mixture import PairTable
 from hushrec.methods.base import Exports, ExportsUser, Method
 from hushrec.methods.forms import (
     DeviceForm,

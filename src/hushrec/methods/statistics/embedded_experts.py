@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from hushrec.aggregation import FixedPoint, KeyedRows
 from hushrec.data.features import category_columns, category_shares
 from hushrec.data.views import TrainView
-from hushrec.kernels import baskets, mixture, packed_pairs, ragged
+from hushrec.kernels import baskets, mixture, ragged
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.kernels.packed_pairs import PairTable
+from hushrec.kernels.mixture import PairTable
 from hushrec.methods.base import Array, Scores, Shared
 from hushrec.methods.baselines import distinct_items
 from hushrec.methods.forms import Part
@@ -62,7 +62,7 @@ class PairExpert(Expert):
     def influence(self, model: Model, past: Array, items: Array) -> Scores:
         """Return the weights of the table."""
         past = np.ascontiguousarray(past)  # one form of the kernel
-        return np.asarray(packed_pairs.packed_weights(past, items, model["weights"]))
+        return np.asarray(pair_tables.packed_weights(past, items, model["weights"]))
 
     def neighbours(self, model: Model, item: int) -> Scores:
         """Return the weights of the table."""
