@@ -635,7 +635,10 @@ def test_accuracy_bytes_and_bundle_on_ml_1m(data_dir, tmp_path):
     found = run.summary.valid["full"]
     assert found["hr@10"] >= 0.325
     assert found["ndcg@10"] >= 0.19
-    assert run.summary.communication.up_bytes / 6040 < 230_000
+    sent = run.summary.communication
+    assert sent.client_up_bytes < 240_000
+    assert sent.client_down_bytes + sent.serving_bytes < 10e6
+    assert run.summary.rounds <= 24
 
     place = run.export(tmp_path / "b")
     assert sum(file.stat().st_size for file in place.iterdir()) < 20e6
@@ -650,4 +653,4 @@ def test_accuracy_bytes_and_bundle_on_ml_1m(data_dir, tmp_path):
         whole = run.recommend("new", 10, history)
         same.append(len({x.item for x in mine} & {x.item for x in whole}) / 10)
     assert np.median(spent) < 0.010
-    assert np.mean(same) > 0.8
+    assert np.mean(same) > 0.99

@@ -196,15 +196,15 @@ class FedMix(
         if config.hold_out == "items":
             shared[HELD_OUT] = pair_tables.empty_models(applicable, view, config.fit_neighbours)
         if config.count_rounds > 1:
-            shared[HEAD] = np.zeros(view.n_items, np.bool_)
+            shared[HEAD] = np.arange(view.n_items) < config.dense_items  # as many as will be
         shared |= {"start": start, "center": np.zeros(len(start) + 1, np.float32)}
         shared |= {"scale": np.ones(len(start) + 1, np.float32), **options.first_trial(start)}
         inputs, hidden = len(start) + 1, config.hidden
         generator = streams.generator("init/network")
         first = generator.standard_normal((inputs, hidden)) / np.sqrt(inputs)
         second = generator.standard_normal((hidden, hidden)) / np.sqrt(hidden)
-        rest = np.zeros(hidden)
-        parts = (first.ravel(), rest, second.ravel(), rest, rest, np.ones(1))
+        zeros = np.zeros(hidden)
+        parts = (first.ravel(), zeros, second.ravel(), zeros, zeros, np.ones(1))
         network = np.concatenate(parts).astype(np.float32)
         return flatten({**shared, "network": network, "adam": options.first_moments(network)})
 
