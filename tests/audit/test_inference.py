@@ -141,7 +141,7 @@ def test_every_phase_of_the_default_is_attacked():
     found = item_inference(run, plan, 30, Streams(0), lambda done, total: None)
     assert found["phase"] == "count, round 1"
     assert found["evidence"][RAW]["r_precision"] > 0.99 > 5 * found["chance"]
-    later = ("score candidates, round 2", "fit weights, round 3", "fit network, round 9")
+    later = ("score candidates, round 2", "fit weights, round 3", "fit network, round 6")
     assert list(found["phases"]) == ["count, round 1", *later]
     assert all("entry per item" in found["phases"][name] for name in later)
 

@@ -130,7 +130,9 @@ def check_same(found, expected, rounding=ROUNDING):
     for mine, theirs in zip(found, expected, strict=True):
         assert abs(mine.score - theirs.score) <= allowed
         if mine.item == theirs.item:
-            assert (mine.title, mine.because) == (theirs.title, theirs.because)
+            assert mine.title == theirs.title
+            # Only item weights and ensembles say why on a device (test_serve.py).
+            assert mine.because in ("", theirs.because)
             continue
         scores = [line.score for line in expected if line.item == mine.item]
         assert min(abs(mine.score - s) for s in [*scores, expected[-1].score]) <= allowed
