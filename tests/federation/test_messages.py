@@ -2,6 +2,7 @@
 refused with a sentence."""
 
 import pickle
+import zlib
 from dataclasses import replace
 from fractions import Fraction
 
@@ -23,7 +24,7 @@ from hushrec.aggregation import (
     exact_sum,
 )
 from hushrec.errors import MessageError
-from hushrec.federation.client import Download, Expected, Upload
+from hushrec.federation.client import Download, Expected, Upload, _DownloadMessage, wire_bytes
 from hushrec.io.codec import payload
 
 SHAPE = UploadShape(9, {"items": 2}, {"head": (3,)}, {"pairs": (16, 1), "open": (81, 1)})
@@ -242,3 +243,52 @@ def test_a_loss_that_is_no_number_is_counted_as_lost():
     loss = LossSum.of(np.array([0.5, np.nan, np.inf, 1e300]))
     assert (loss.clients, loss.lost, loss.mean) == (4, 3, 0.5)
     assert exact_sum(np.array([0.1] * 10)) / (10 * STEPS) == 0.1
+
+
+# ------------------------------------------------------------------ deflated arrays
+
+
+def a_download():
+    codes = np.arange(5000).astype(np.int8).reshape(50, 100)
+    head, gaps = np.arange(2000) % 3 == 0, np.full(3000, 7, np.uint8)
+    floats, few = np.ones(4, np.float32), np.arange(9, dtype=np.int8)
+    common = {"codes": codes, "head": head, "gaps": gaps, "floats": floats, "few": few}
+    return Download(3, common)
+
+
+def test_arrays_of_bytes_travel_deflated_and_come_back():
+    sent = a_download()
+    back = Download.from_bytes(sent.to_bytes())
+    assert back.common.keys() == sent.common.keys()
+    for name, array in sent.common.items():
+        assert back.common[name].dtype == array.dtype
+        np.testing.assert_array_equal(back.common[name], array)
+    plain = sum(array.nbytes for array in sent.common.values())
+    assert wire_bytes(sent.common) < plain and sent.nbytes(2) == 2 * wire_bytes(sent.common)
+    assert abs(len(sent.to_bytes()) - wire_bytes(sent.common)) < 2000, "what is counted is sent"
+
+
+def spoilt_downloads(message):
+    shapes, deflated = message.shapes, message.deflated
+    for name, data in deflated.items():
+        dtype, shape = shapes[name]
+        yield replace(message, deflated={**deflated, name: data[:-3]}), "not deflated"
+        yield replace(message, deflated={**deflated, name: data.astype(np.int64)}), "no deflated"
+        for wrong in ((1,), (*shape, 2), (2**40,)):
+            yield replace(message, shapes={**shapes, name: (dtype, wrong)}), "bytes|too large"
+        yield replace(message, deflated={**deflated, name: data[:0]}), "not deflated"
+        left = {other: each for other, each in deflated.items() if other != name}
+        yield replace(message, deflated=left), "does not say"
+    yield replace(message, shapes={**shapes, "codes": ("float64", (625,))}), "header"
+    yield replace(message, shapes={**shapes, "codes": ("bool", (50, 100))}), "true and false"
+    yield replace(message, common={**message.common, "codes": np.zeros(1)}), "does not say"
+    bomb = np.frombuffer(zlib.compress(bytes(2**24)), np.uint8)
+    yield replace(message, deflated={**deflated, "gaps": bomb}), "not 3,000 bytes"
+
+
+def test_deflated_arrays_that_are_not_what_they_say_are_refused():
+    messages = list(spoilt_downloads(_DownloadMessage.from_bytes(a_download().to_bytes())))
+    assert len(messages) > 20
+    for message, why in messages:
+        with pytest.raises(MessageError, match=why):
+            Download.from_bytes(message.to_bytes())

@@ -130,7 +130,7 @@ def _inflated(name: str, dtype: str, shape: tuple[int, ...], data: codec.Array) 
         content = b""
     if len(content) != size or not stream.eof:
         raise MessageError(f"'{codec.printable(name)}' is not deflated, or not {size:,} bytes")
-    flat = np.frombuffer(content, np.uint8)
+    flat = np.frombuffer(bytearray(content), np.uint8)  # writable: kernels have one form
     if dtype == "bool" and (flat > 1).any():
         raise MessageError(f"'{codec.printable(name)}' holds more than true and false")
     return flat.view(dtype).reshape(shape)

@@ -188,6 +188,6 @@ def _round(task: Task, number: int, own: int) -> tuple[int, UploadShape]:
     everybody = task.download(number, task.initial, np.arange(own))
     common = sum(array.nbytes for array in everybody.common.values())
     each = sum(array.nbytes for array in everybody.own.values())
-    nobody: Download = everybody.to(np.zeros(0, np.int64))
-    shape = round_shape(task, task.protection_of(nobody), nobody)
+    empty: Download = everybody.to(np.zeros(0, np.int64))
+    shape = round_shape(task, task.protection_of(empty), empty)
     return common + each + USER_BYTES * own, shape
