@@ -36,7 +36,7 @@ from hushrec.streams import Round, SecretRound, SecretStreams, Streams
 
 SLACK = 1 + 1e-6
 """Relative tolerance of norms, which the reader computes again."""
-ByteType = Annotated[str, Field(pattern="^(bool|int8|uint8)$")]
+ByteType = Annotated[str, Field(pattern="^u?int8$")]
 SMALLEST_DEFLATED = 1024
 """Bytes from which arrays of bytes travel deflated."""
 
@@ -109,7 +109,7 @@ def wire_bytes(arrays: codec.Arrays) -> int:
 
 def _is_small(array: codec.Array) -> bool:
     """Say whether an array travels as it is: deflating pays for many bytes, not for numbers."""
-    return array.itemsize > 1 or array.size < SMALLEST_DEFLATED
+    return array.dtype not in (np.int8, np.uint8) or array.size < SMALLEST_DEFLATED
 
 
 def _deflated(array: codec.Array) -> NDArray[np.uint8]:
@@ -131,8 +131,6 @@ def _inflated(name: str, dtype: str, shape: tuple[int, ...], data: codec.Array) 
     if len(content) != size or not stream.eof:
         raise MessageError(f"'{codec.printable(name)}' is not deflated, or not {size:,} bytes")
     flat = np.frombuffer(bytearray(content), np.uint8)  # writable: kernels have one form
-    if dtype == "bool" and (flat > 1).any():
-        raise MessageError(f"'{codec.printable(name)}' holds more than true and false")
     return flat.view(dtype).reshape(shape)
 
 
