@@ -8,7 +8,7 @@ import numpy as np
 
 from hushrec.data.interactions import Interactions
 from hushrec.data.splitting import make_split
-from hushrec.deployment.coordinator.session import Holding, Partition
+from hushrec.deployment.coordinator.roster import Holding, Partition
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.errors import ConfigError
 from hushrec.federation.contract import Catalogue, Contract, SecureSums

@@ -30,8 +30,8 @@ from hushrec.cli.capabilities import (
 )
 from hushrec.cli.federate import ExperimentOptions
 from hushrec.config import DEFAULT_METHOD, DEFAULT_UNDER_NOISE
+from hushrec.deployment.coordinator.planning import Policy
 from hushrec.deployment.coordinator.run import FederatedRun, newest_run
-from hushrec.deployment.coordinator.session import Policy
 from hushrec.deployment.node.database import SHARED_STILL_HOLDS, NodeDatabase
 from hushrec.deployment.node.training import recommend
 from hushrec.deployment.node.worker import NodeCredentials, Worker

@@ -17,7 +17,7 @@ from hushrec.data.partition import Deal, deal_users
 from hushrec.data.splitting import make_split
 from hushrec.deployment import provisioning
 from hushrec.deployment.coordinator.planning import Policy
-from hushrec.deployment.coordinator.session import Holding
+from hushrec.deployment.coordinator.roster import Holding
 from hushrec.deployment.node.database import ImportCounts, NodeDatabase
 from hushrec.deployment.provisioning import AUTHORITY, Authority, NodeConfig, ServerConfig
 from hushrec.errors import ConfigError

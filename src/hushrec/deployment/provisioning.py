@@ -42,7 +42,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hushrec.deployment.coordinator.planning import Policy
-from hushrec.deployment.coordinator.session import Partition
+from hushrec.deployment.coordinator.roster import Partition
 from hushrec.deployment.node.worker import NodeCredentials
 from hushrec.errors import ConfigError, nearest
 from hushrec.federation.contract import Contract, NodeRegistry

@@ -8,8 +8,9 @@ from test_nodes_backend import Told
 from dealing import SUFFIX, deal
 from hushrec.data.splitting import make_split
 from hushrec.deployment.coordinator.planning import Policy
+from hushrec.deployment.coordinator.roster import Roster
 from hushrec.deployment.coordinator.run import RemoteBackend
-from hushrec.deployment.coordinator.session import Roster, Session
+from hushrec.deployment.coordinator.session import Session
 from hushrec.deployment.coordinator.summing import RecoveryJournal, SecureSumming
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.worker import NodeCredentials, Worker

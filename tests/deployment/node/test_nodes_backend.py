@@ -7,8 +7,9 @@ import pytest
 
 from dealing import SUFFIX, deal
 from hushrec.deployment.coordinator.planning import Policy
+from hushrec.deployment.coordinator.roster import Roster
 from hushrec.deployment.coordinator.run import RemoteBackend
-from hushrec.deployment.coordinator.session import Roster, Session
+from hushrec.deployment.coordinator.session import Session
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.worker import Worker
 from hushrec.testing import BackendContract

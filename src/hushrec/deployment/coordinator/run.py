@@ -29,14 +29,8 @@ from numpy.typing import NDArray
 from hushrec.aggregation import Evaluation
 from hushrec.data.splitting import Part
 from hushrec.deployment.coordinator.planning import Policy
-from hushrec.deployment.coordinator.session import (
-    EventLine,
-    EventLog,
-    Partition,
-    Roster,
-    RunEvent,
-    Session,
-)
+from hushrec.deployment.coordinator.roster import Partition, Roster
+from hushrec.deployment.coordinator.session import EventLine, EventLog, RunEvent, Session
 from hushrec.deployment.coordinator.summing import PlainSumming, RecoveryJournal, SecureSumming
 from hushrec.errors import FederationError, RunError
 from hushrec.federation import rounds
