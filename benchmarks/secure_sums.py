@@ -21,8 +21,8 @@ from hushrec.data import load
 from hushrec.data.interactions import Interactions
 from hushrec.data.splitting import make_split
 from hushrec.deployment.coordinator.planning import Policy
-from hushrec.deployment.coordinator.run import RemoteBackend
 from hushrec.deployment.coordinator.roster import Holding, Roster
+from hushrec.deployment.coordinator.run import RemoteBackend
 from hushrec.deployment.coordinator.session import EventLog, Session
 from hushrec.deployment.coordinator.summing import RecoveryJournal, SecureSumming
 from hushrec.deployment.node.database import NodeDatabase
