@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,15 +22,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from hushrec.data import features
 from hushrec.data.interactions import Categorical, Features, Interactions, StrArray
 from hushrec.data.views import Ragged, TrainView
-from hushrec.errors import ConfigError, MessageError
+from hushrec.errors import ConfigError, MessageError, cut
 from hushrec.federation.experiment import Experiment
-from hushrec.io.codec import Arrays, GroupSpec, Message
+from hushrec.io.codec import Arrays, GroupSpec, Message, printable
 from hushrec.io.files import write_bytes
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.secagg import SetupTerms, SumTerms, VectorLayout
 from hushrec.secagg.messages import MOST_SUMS, colluders_of, threshold_of
 
 NO_ROWS = np.zeros(0, np.int64)
+SECURE = '{"secure": '
+"""Beginning of the conditions of secure sums in the terms of a contract."""
+LONGEST_VALUE = 30
+"""Characters of a setting in a sentence about contracts that differ."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,11 +205,27 @@ class Contract:
         )
 
     @cached_property
+    def terms(self) -> str:
+        """The experiment and the conditions of secure sums, as text."""
+        secure = None if self.secure is None else self.secure.model_dump()
+        return self.experiment.to_toml() + json.dumps({"secure": secure})
+
+    @cached_property
     def settings_digest(self) -> str:
         """Identify the experiment and the conditions of secure sums."""
-        secure = None if self.secure is None else self.secure.model_dump()
-        text = self.experiment.to_toml() + json.dumps({"secure": secure})
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(self.terms.encode(), digest_size=16).hexdigest()
+
+    def differences(self, terms: str) -> list[str]:
+        """Return the settings that differ in another party's terms, each with both values."""
+        try:
+            ours, theirs = _settings(self.terms), _settings(terms)
+        except (ValueError, RecursionError):
+            return []
+        return [
+            f"{name} ({_value(ours.get(name))} here, {_value(theirs.get(name))} there)"
+            for name in sorted(ours.keys() | theirs.keys())
+            if ours.get(name) != theirs.get(name)
+        ]
 
     def to_bytes(self) -> bytes:
         """Encode the contract."""
@@ -237,6 +258,24 @@ class Contract:
     def write(self, path: Path) -> None:
         """Write the file that every party receives."""
         write_bytes(path, self.to_bytes())
+
+
+def _settings(terms: str) -> dict[str, Any]:
+    """Read `Contract.terms` as one dictionary with dotted names; ValueError if it is none."""
+    begin = terms.rindex(SECURE)
+    return _flat({**tomllib.loads(terms[:begin]), **json.loads(terms[begin:])})
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        whole = f"{before}{name}"
+        found |= _flat(value, f"{whole}.") if isinstance(value, dict) else {whole: value}
+    return found
+
+
+def _value(value: object) -> str:
+    return "not set" if value is None else cut(printable(str(value)), LONGEST_VALUE)
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,7 @@ from hushrec.data.text import OnProgress, no_progress
 from hushrec.data.views import CohortConfig, Protocol
 from hushrec.errors import ConfigError, HushrecError, cut, listed, nearest
 from hushrec.evaluation.evaluator import EvaluationConfig
+from hushrec.federation.guard import GuardConfig
 from hushrec.methods.base import Method, method_class, method_names
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.private import StoreConfig
@@ -67,6 +68,7 @@ class Experiment(Settings):
     store: StoreConfig = StoreConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     silos: SilosConfig = SilosConfig()
+    guard: GuardConfig = GuardConfig()
 
     @field_validator("columns")
     @classmethod
@@ -152,7 +154,7 @@ LARGEST_PRESET = 1 << 20
 NONE = "none"
 ON_SUMS = ("central", "distributed")
 """Privacy modes that add noise to sums."""
-SECTIONS = ("split", "cohort", "evaluation", "store", "privacy", "silos")
+SECTIONS = ("split", "cohort", "evaluation", "store", "privacy", "silos", "guard")
 
 
 @dataclass(frozen=True)

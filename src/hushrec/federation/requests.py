@@ -11,9 +11,12 @@ Every request carries the node's `Assignment`, so that a node which was away nee
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.metadata import version
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -24,8 +27,9 @@ from hushrec.aggregation import Evaluation
 from hushrec.data.splitting import Part
 from hushrec.errors import MessageError
 from hushrec.federation.client import Download
+from hushrec.federation.guard import in_words, rounds_in_words
 from hushrec.io import codec
-from hushrec.io.codec import ArraySpec
+from hushrec.io.codec import ArraySpec, Count, Positive, Stored
 
 Numbers = NDArray[np.int64]
 MOST_CLIENTS = 2**31 - 1
@@ -34,6 +38,22 @@ Population = Annotated[int, Field(ge=0, le=MOST_CLIENTS)]
 ClientNumbers = Annotated[Numbers, ArraySpec("int64", ("clients",))]
 Floats = NDArray[np.float64]
 ClientFloats = Annotated[Floats | None, ArraySpec("float64", ("clients",), optional=True)]
+
+
+def software() -> str:
+    """Return what decides the bits of a result on this machine: versions, and the processor."""
+    versions = (f"{name} {version(name)}" for name in ("hushrec", "numpy", "numba"))
+    return ", ".join((*versions, platform.machine()))
+
+
+def check_release(one: str, ours: str, other: str, theirs: str) -> None:
+    """Refuse two parties of different releases of hushrec; both are `software`, or empty."""
+    if ours.partition(",")[0] != theirs.partition(",")[0]:
+        runs = (codec.printable(each) or "an earlier hushrec" for each in (ours, theirs))
+        first, second = runs
+        raise MessageError(
+            f"{one} runs {first}, and {other} runs {second}: install the same hushrec on both"
+        )
 
 
 def _no_numbers() -> Numbers:
@@ -85,6 +105,10 @@ class Invitation(codec.Message, kind="invitation", most_bytes=2 * codec.HEADER_B
     """Digest of the experiment."""
     catalogue: codec.Name
     """Digest of the public catalogue."""
+    software: codec.Name = ""
+    """What the coordinator runs (`software`)."""
+    terms: str = ""
+    """The settings behind the digest, so that a node can say which of its own differ."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +126,8 @@ class Enrolment(codec.Message, kind="enrolment", most_bytes=2**26):
     """Interactions of each client, where budgets follow from their order."""
     epsilon: ClientFloats = None
     """Budgets that clients declare, where they do."""
+    software: codec.Name = ""
+    """What the node runs (`software`)."""
 
     def validate(self) -> None:
         """Refuse counts that contradict each other."""
@@ -213,10 +239,20 @@ class Refusal(codec.Message, kind="refusal", most_bytes=codec.HEADER_BYTES):
 
     why: Annotated[str, Field(max_length=400)]
     """In a sentence that tells nothing of its users."""
+    name: codec.Name = ""
+    """The node's name, where it declines an invitation."""
 
     def __post_init__(self) -> None:
         # The sentence ends in the coordinator's log, where a terminal would obey control codes.
         object.__setattr__(self, "why", codec.printable(self.why)[:400])
+
+
+def claimed_name(answer: bytes) -> str | None:
+    """Return the name that a node gives itself in its answer to an invitation, if any."""
+    for kind in (Refusal, Enrolment):
+        with suppress(MessageError):
+            return codec.printable(kind.from_bytes(answer).name)
+    return None
 
 
 NodeId = str
@@ -243,3 +279,70 @@ class Link(Protocol):
 
     def wait(self, seconds: float) -> None:
         """Wait so many seconds."""
+
+
+# ------------------------------------------------------------ what a run's log says of them
+
+
+class PhaseTraffic(Stored):
+    """Messages between the coordinator and one node in the rounds of a phase, evaluations too."""
+
+    exchanges: Count = 0
+    up_bytes: Count = 0
+    """From the node."""
+    down_bytes: Count = 0
+    slowest_s: Positive = 0.0
+    """The longest that the node took for one request."""
+
+    def plus(self, up_bytes: int, down_bytes: int, seconds: float) -> PhaseTraffic:
+        """Return the traffic with another exchange."""
+        return PhaseTraffic(
+            exchanges=self.exchanges + 1,
+            up_bytes=self.up_bytes + up_bytes,
+            down_bytes=self.down_bytes + down_bytes,
+            slowest_s=max(self.slowest_s, seconds),
+        )
+
+
+class WireBytes(Stored):
+    """Bytes of all messages between the coordinator and its nodes, as they were sent: repeated
+    requests, evaluations and enrolments too."""
+
+    up_bytes: Count
+    """From the nodes."""
+    down_bytes: Count
+
+
+FINAL_EVALUATIONS = ("final valid", "final test")
+
+
+class Attendance(Stored):
+    """Who is in the sum of a round or of an evaluation, of a federation."""
+
+    round: Count
+    to: str
+    """ "train", "evaluate valid" after a round, "final valid" or "final test"."""
+    users: Count
+    """Held by the nodes that are in it; whether they have held-out items is not known."""
+    missing: list[str] = Field(default_factory=list)
+    """Nodes that should have been in it."""
+
+
+def absences(attendance: Iterable[Attendance]) -> str:
+    """Write which nodes were missing where; empty if all nodes were in everything."""
+    where: dict[str, dict[str, list[int]]] = {}
+    for one in attendance:
+        for name in one.missing:
+            where.setdefault(name, {}).setdefault(one.to, []).append(one.round)
+    sentences = []
+    for name, found in where.items():
+        places = []
+        if rounds := found.get("train"):
+            places.append(f"in {rounds_in_words(rounds)}")
+        if rounds := found.get("evaluate valid"):
+            several = "s" if len(rounds) > 1 else ""
+            places.append(f"in the evaluation{several} of {rounds_in_words(rounds)}")
+        if any(to in found for to in FINAL_EVALUATIONS):
+            places.append("in the final evaluation")
+        sentences.append(f"{name} was missing {in_words(places)}")
+    return "; ".join(sentences)

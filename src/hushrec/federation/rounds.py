@@ -27,13 +27,15 @@ from hushrec.data.splitting import Part
 from hushrec.errors import ConfigError, DivergedError, StoppedError
 from hushrec.evaluation.evaluator import EvaluationConfig, PartRanks
 from hushrec.evaluation.groups import group_means, rank_changes
-from hushrec.federation.backends import Backend, Simulation
+from hushrec.federation.backends import Backend, Collected, Simulation
 from hushrec.federation.client import Task
 from hushrec.federation.experiment import Experiment
+from hushrec.federation.guard import GuardState, PhaseFigures, RoundFigures, is_finite
 from hushrec.io.codec import Count, Metrics, Number, Positive, Stored, Tables
 from hushrec.methods.base import Method, Shared, is_marked
 from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.plan import Plan
+from hushrec.privacy.protection import Protection
 from hushrec.streams import SecretRound
 
 
@@ -61,6 +63,8 @@ class RoundLine(Stored):
     """Uploads with NaN or infinite values, which count as zero."""
     lost: bool = False
     """Whether the secure sum of the round could not be opened."""
+    not_applied: str = ""
+    """Why the total was not applied (`federation.guard`)."""
     up_bytes: Count = 0
     """Uploaded by all clients up to and including this round."""
     down_bytes: Count = 0
@@ -209,6 +213,8 @@ class ServerState:
     """State of the privacy mechanisms."""
     ledger: Ledger | None = None
     """What each client has spent, where clients have personal budgets."""
+    guard: GuardState = field(default_factory=GuardState)
+    """What the guard knows of the rounds so far."""
 
     def select(self, value: float, *, regular: bool) -> bool:
         """Keep this round if it is the best so far; ``regular`` ones count for the patience."""
@@ -279,21 +285,16 @@ def run_rounds(training: Training, state: ServerState, callbacks: Sequence[Callb
         protection = task.protection_of(download.to(cohort[:0]))
         # 3. Fit, 4. protect, 5. sum: on the clients, whatever the backend.
         collected = training.backend.train(download, protection, cohort)
-        # 6. Undo the server's side of the protection and apply the sum.
-        if not collected.lost:
-            secret = SecretRound(number, task.secret)
-            total, following = protection.finish(collected.summed, secret, shared=collected.noised)
-            state.protection = following.state
-            if total.clients:
-                with libraries.limit(limits=ALGEBRA_THREADS, user_api="blas"):
-                    state.shared = phase.apply(state.shared, total, number)
+        # 6. Undo the server's side of the protection and apply the sum, unless the guard refuses.
+        with libraries.limit(limits=ALGEBRA_THREADS, user_api="blas"):
+            not_applied = _apply(training, state, protection, collected, number)
         # 7. Account for the privacy and for the messages; a lost sum may have been seen.
         state.account = plan.charged(state.account, [number]).history()
         if not method.traits.pooled:
             state.up_bytes += collected.up_bytes
             state.down_bytes += collected.down_bytes
         state.round = number
-        if collected.loss.lost and not training.protects:
+        if collected.loss.lost and not (training.protects or experiment.guard.active):
             raise DivergedError(f"the loss of round {number} is not finite: use a smaller lr")
         # 8. Evaluate the validation items and select the round.
         seen = _evaluate(training, state, callbacks) if _is_due(training, number) else {}
@@ -302,6 +303,7 @@ def run_rounds(training: Training, state: ServerState, callbacks: Sequence[Callb
         state.seconds += seconds
         named = phase.name if len(method.phases) > 1 else ""
         told = {"phase": named, "zeroed_out": collected.zeroed_out, "lost": collected.lost}
+        told["not_applied"] = not_applied
         seen |= {name: value for name, value in told.items() if value}
         record = RoundRecord(
             round=number,
@@ -317,6 +319,12 @@ def run_rounds(training: Training, state: ServerState, callbacks: Sequence[Callb
         )
         for callback in callbacks:
             callback.on_round_end(record)
+        if experiment.guard.active and state.guard.in_a_row >= experiment.guard.stop_after:
+            raise DivergedError(
+                f"{state.guard.in_a_row} rounds in a row were not applied, the last one because "
+                f"{not_applied}: use a smaller lr, or find the node that sends such sums; all "
+                "rounds are saved, and guard.active = false applies everything"
+            )
         interrupted = any(callback.requested == "interrupt" for callback in callbacks)
         if interrupted and number < experiment.rounds:
             for callback in callbacks:
@@ -327,6 +335,41 @@ def run_rounds(training: Training, state: ServerState, callbacks: Sequence[Callb
         training.backend.keep_selected()
     elif not state.selected_round:  # a callback stopped it before the first evaluation
         _evaluate(training, state, callbacks)
+
+
+def _apply(
+    training: Training,
+    state: ServerState,
+    protection: Protection,
+    collected: Collected,
+    number: int,
+) -> str:
+    """Apply the sum of a round to the state; return why not, where the guard refuses it."""
+    method, config = training.task.method, training.experiment.guard
+    phase, why, figures = method.phase_of(number), "its secure sum is lost", None
+    kind = f"{phase.name}, guided" if is_marked(method, number) else phase.name
+    if not collected.lost:
+        secret = SecretRound(number, training.task.secret)
+        total, following = protection.finish(collected.summed, secret, shared=collected.noised)
+        why, shared = "", state.shared
+        if config.active and total.clients:
+            # No noise covers the loss: under a guarantee it decides nothing.
+            loss = None if training.protects else collected.loss
+            figures = RoundFigures.of(total, protection.norm_of(number), loss)
+            why = figures.reason(config, state.guard.phases.get(kind, PhaseFigures()))
+        if total.clients and not why:
+            shared = phase.apply(state.shared, total, number)
+            if config.active and not is_finite(shared):
+                why = "parameters are not finite after it"
+        if not why:
+            state.shared, state.protection = shared, following.state
+        elif min(training.experiment.rounds, phase.rounds) == 1 or method.budget_shares:
+            raise DivergedError(
+                f"round {number} cannot be applied because {why}, and {method.name} cannot do "
+                "without it: use a smaller lr, or find the node that sends such sums"
+            )
+    state.guard = state.guard.after(number, why, kind, figures, config.window)
+    return why
 
 
 def finish(

@@ -48,9 +48,10 @@ SILO = "client (silo)"
 SILOS_NOT_COVERED = "which users a silo holds: silos are made for the simulation, from the data"
 
 
-def no_guarantee(why: str) -> PrivacyStatement:
+def no_guarantee(why: str, trust: Trust | None = None) -> PrivacyStatement:
     """Return the statement of a run without a guarantee."""
-    return PrivacyStatement(guarantee=NO_GUARANTEE, epsilon=None, statement=why)
+    stated = PrivacyStatement(guarantee=NO_GUARANTEE, epsilon=None, statement=why)
+    return stated if trust is None else stated.model_copy(update={"trust": trust})
 
 
 @dataclass(frozen=True)
@@ -237,6 +238,8 @@ class NoPlan(Plan):
 
     pooled: bool = False
     reveals: frozenset[str] = frozenset()
+    secure: bool = False
+    """Whether nodes send their sums to a secure sum, so that the server sees the total only."""
 
     def statement(
         self, history: History, run: int, ledger: Ledger | None = None, up_bytes: int = 0
@@ -247,6 +250,14 @@ class NoPlan(Plan):
         if up_bytes == 0:
             return no_guarantee("No formal guarantee was asked for; this method uploads nothing.")
         revealed = f" This method uploads its clients' {' and '.join(sorted(self.reveals))}."
+        if self.secure:
+            return no_guarantee(
+                "No formal guarantee: interactions stay on the nodes, and the server sees what "
+                "the updates of all nodes add up to, and no update of a node or a client; nothing "
+                "bounds what these totals, or the model, tell."
+                + (revealed if self.reveals else ""),
+                trust="nodes",
+            )
         return no_guarantee(
             "No formal guarantee: interactions stay on the clients, but raw updates reach the "
             "server, and the rows a client uploads name the items it drew and touched."

@@ -151,6 +151,14 @@ class PrivacyStatement(Stored):
 
         Of several seeds it is said of all of them together.
         """
+        if self.trust == "nodes" and not self.promises:
+            return (
+                self.statement,
+                "Nothing bounds what somebody who sees the totals or the model learns about a "
+                f"{self.unit}; hushrec audit measures what attacks find.",
+                "Users have to trust their own node; a privacy mode, such as privacy.mode = "
+                "distributed with privacy.epsilon = 8, adds a guarantee.",
+            )
         if self.epsilon is None or not self.promises:
             return (
                 self.statement,

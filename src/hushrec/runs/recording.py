@@ -23,6 +23,7 @@ from hushrec.evaluation.metrics import Coverage, PopularityBias
 from hushrec.federation.backends import Backend
 from hushrec.federation.client import wire_bytes
 from hushrec.federation.experiment import Experiment
+from hushrec.federation.guard import rounds_in_words
 from hushrec.federation.rounds import Callback, RoundRecord, ServerState, Training, TrainingResult
 from hushrec.federation.setup import SimulatedTraining
 from hushrec.io import peak_rss_bytes
@@ -59,9 +60,10 @@ def summarise(
     figures: dict[str, Any] = {"final_of": final_of, "test": {}, "valid": {}, "marks": [FINAL_MARK]}
     store, traits = training.backend.selected, training.task.method.traits
     assert store is not None, "the last round is always evaluated"
+    common = _common(training, state, store.mean_bytes(without=traits.training_only))
+    shown = figures if final_of else _figures(training, split, state)
     return Summary(
-        **_common(training, state, store.mean_bytes(without=traits.training_only)),
-        **(figures if final_of else _figures(training, split, state)),
+        **{**common, **shown, "marks": [*shown["marks"], *common["marks"]]},
         data_digest=data_digest(data),
         users=schema.UserCounts(**split.facts(), ranked_users=ranked),
         silos=None if holders is None else schema.SiloFacts(**silos.facts(split.train, holders)),
@@ -98,6 +100,7 @@ def summarise_federation(
     state: ServerState,
     nodes: Mapping[str, int],
     results: Mapping[Part, Evaluation],
+    attendance: Sequence[schema.Attendance] = (),
 ) -> Summary:
     """Return the summary that a coordinator can make; ``nodes`` has the users of each node.
 
@@ -110,9 +113,18 @@ def summarise_federation(
     # The number of rows that a client keeps is known to the client alone.
     sizes = [spec.initial.nbytes for spec in served if isinstance(spec, PerClient)]
     private_bytes = sum(sizes) if len(sizes) == len(served) else None
+    common = _common(training, state, private_bytes)
+    final = (one.users for one in attendance if one.to in schema.FINAL_EVALUATIONS)
+    counted, words = min(final, default=users), schema.absences(attendance)
+    marks, notes = few_users_mark(ranked, users), []
+    if counted < users:
+        marks.append(f"{counted:,} of {users:,} enrolled users are in the figures: {words}")
+    elif words:
+        notes.append(words)
     return Summary(
-        **_common(training, state, private_bytes),
+        **{**common, "marks": [*marks, *common["marks"]]},
         nodes=dict(nodes),
+        attendance=list(attendance),
         test=results["test"].means(),
         valid=results["valid"].means(),
         users=schema.UserCounts(
@@ -123,8 +135,7 @@ def summarise_federation(
             not_evaluated_users=users - ranked,
             ranked_users=ranked,
         ),
-        marks=few_users_mark(ranked, users),
-        notes=[],
+        notes=notes,
     )
 
 
@@ -139,7 +150,18 @@ def _common(training: Training, state: ServerState, private_bytes: float | None)
     chosen = training.selected_by == "validation" and state.round == experiment.rounds
     seconds, trained = state.seconds, len(training.clients)
     spent = state.account, state.round, state.ledger, state.up_bytes
+    skipped = state.guard.not_applied
+    marks = []
+    if skipped:
+        numbers = rounds_in_words(one.round for one in skipped)
+        were = "was" if len(skipped) == 1 else "were"
+        marks.append(
+            f"{len(skipped)} of {state.round} rounds {were} not applied: {numbers}, the last one "
+            f"because {skipped[-1].why}"
+        )
     return {
+        "marks": marks,
+        "not_applied": skipped,
         "method": experiment.method,
         "data": experiment.data,
         "protocol": experiment.protocol,
@@ -199,6 +221,7 @@ def mean_summary(summaries: Sequence[Summary]) -> Summary:
             "selected_round": [summary.selected_round for summary in summaries],
             "improving": False,
             "marks": list(dict.fromkeys(mark for summary in summaries for mark in summary.marks)),
+            "not_applied": [one for summary in summaries for one in summary.not_applied],
             "test": table("test", np.mean),
             "valid": table("valid", np.mean),
             "test_sd": table("test", deviation),

@@ -26,6 +26,12 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from hushrec.data.text import short_name
 from hushrec.errors import ConfigError, RunError
+from hushrec.federation.guard import GuardState, NotApplied
+from hushrec.federation.requests import FINAL_EVALUATIONS as FINAL_EVALUATIONS
+from hushrec.federation.requests import Attendance as Attendance
+from hushrec.federation.requests import PhaseTraffic as PhaseTraffic
+from hushrec.federation.requests import WireBytes as WireBytes
+from hushrec.federation.requests import absences as absences
 from hushrec.federation.rounds import RoundLine as RoundLine
 from hushrec.io.codec import Count, Metrics, Number, Positive, Stored, Tables
 from hushrec.privacy.statement import BudgetSummary as BudgetSummary
@@ -105,26 +111,6 @@ class SiloFacts(Stored):
     divergence: SiloDivergence
 
 
-class PhaseTraffic(Stored):
-    """Messages between the coordinator and one node in the rounds of a phase, evaluations too."""
-
-    exchanges: Count = 0
-    up_bytes: Count = 0
-    """From the node."""
-    down_bytes: Count = 0
-    slowest_s: Positive = 0.0
-    """The longest that the node took for one request."""
-
-    def plus(self, up_bytes: int, down_bytes: int, seconds: float) -> PhaseTraffic:
-        """Return the traffic with another exchange."""
-        return PhaseTraffic(
-            exchanges=self.exchanges + 1,
-            up_bytes=self.up_bytes + up_bytes,
-            down_bytes=self.down_bytes + down_bytes,
-            slowest_s=max(self.slowest_s, seconds),
-        )
-
-
 class Summary(Stored):
     """The result of a run, of several seeds (means), or of a federation."""
 
@@ -150,6 +136,13 @@ class Summary(Stored):
     """Users of each node, of a federation."""
     traffic: dict[str, dict[str, PhaseTraffic]] | None = None
     """Messages of each node by phase, of a federation."""
+    wire: WireBytes | None = None
+    """Bytes as they were sent, of a federation; `communication` counts every client as a device of
+    its own."""
+    attendance: list[Attendance] | None = None
+    """Who was in each round and evaluation, of a federation."""
+    not_applied: list[NotApplied] = Field(default_factory=list)
+    """Rounds whose total was not applied: the guard refused it, or its secure sum was lost."""
     final_of: Followed | None = None
     """The run whose options a final model was trained with, on all interactions."""
     test: Tables
@@ -192,6 +185,23 @@ class Summary(Stored):
         The whole sentences are shown once, in a caption or a banner.
         """
         return [mark.partition(":")[0] for mark in self.all_marks]
+
+    @property
+    def counted_users(self) -> int:
+        """Users of the nodes that are in the final figures; all users where no node is missing."""
+        final = [one.users for one in self.attendance or () if one.to in FINAL_EVALUATIONS]
+        return min(final, default=self.users.users)
+
+    @property
+    def attendance_words(self) -> str:
+        """Who was there, in a sentence; empty for a run without nodes."""
+        if self.nodes is None:
+            return ""
+        words = absences(self.attendance or ()) or "no node was missing in a round or an evaluation"
+        whole = f"{self.users.users:,} enrolled users"
+        if self.counted_users < self.users.users:
+            return f"evaluated {self.counted_users:,} of {whole}; {words}"
+        return f"evaluated {whole}; {words}"
 
     @property
     def figures(self) -> Summary:
@@ -302,6 +312,7 @@ class CheckpointHeader(Stored):
     seconds: Positive
     account: list[AccountEntry]
     protection: dict[str, Any]
+    guard: GuardState = Field(default_factory=GuardState)
     settings: str
     """Digest of config.toml without the number of rounds."""
     files: dict[Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+\.safetensors$")], str]

@@ -58,6 +58,9 @@ class Policy(Settings):
     """A node is excluded after so many invalid replies."""
     largest_norm: Seconds = 1e6
     """Largest L2 norm of one client's upload, where no clipping bounds it."""
+    max_users_per_node: Annotated[int, Field(ge=1, le=2**31 - 1)] = 1_000_000
+    """A node that claims more users is refused, and the others go on: memory of the coordinator
+    and messages grow with the users."""
     rebind: bool = False
     """Whether a name may return under another transport identity, as nodes without keys do. Leave
     it off with authentication: a name then belongs to the key that enrolled it."""
@@ -130,11 +133,17 @@ class Forecast:
     coordinator_memory_bytes: int
 
 
-def forecast(contract: Contract, nodes: int, users: int, rates: LinkRates) -> Forecast:
-    """Return the forecast of a run with so many nodes and users, equally many on each node."""
+def forecast(
+    contract: Contract, nodes: int, users: int, rates: LinkRates, task: Task | None = None
+) -> Forecast:
+    """Return the forecast of a run with so many nodes and users, equally many on each node.
+
+    ``task`` is that of the run, where it was set up already.
+    """
     experiment, secure = contract.experiment, contract.secure is not None
-    setup = set_up_public(experiment, contract.public, new_key(), "forecast", users)
-    task, own, agreed = setup.task, -(-users // nodes), contract.secure
+    if task is None:
+        task = set_up_public(experiment, contract.public, new_key(), "forecast", users).task
+    own, agreed = -(-users // nodes), contract.secure
     left, first, found = experiment.rounds, 1, []
 
     def phase_of(name: str, rounds: int, down: int, up: int, exchanges: int = 1) -> PhaseForecast:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from pydantic import PlainSerializer, PlainValidator, model_validator
 
 from hushrec.data.splitting import may_train
-from hushrec.errors import RunError
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.requests import Assignment, Enrolment
 from hushrec.io.codec import Count, Stored
@@ -90,15 +89,14 @@ class Roster(Stored):
     ) -> Roster:
         """Number the users of all nodes, or take the numbers of a rehearsal's ``partition``.
 
-        A node that has forgotten a user since does not say which: then everybody is numbered anew.
+        A node does not say whom it has forgotten or added since the partition was made: then
+        everybody is numbered anew (`partition_change` says why).
         """
-        silos, usual = experiment.silos.kind != "none", partition or {}
-        if any(node.users < len(usual[node.name].users) for node in enrolled if node.name in usual):
-            partition = None
-        if partition is None:
+        silos = experiment.silos.kind != "none"
+        if partition is None or partition_change(enrolled, partition):
             holdings = _numbered(enrolled, silos)
         else:
-            holdings = _as_partitioned(enrolled, partition)
+            holdings = {node.name: partition[node.name] for node in enrolled}
         population = _count(holding.users for holding in holdings.values())
         count = _count(holding.clients for holding in holdings.values())
         member, past = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
@@ -166,17 +164,19 @@ def _numbered(enrolled: Sequence[Enrolment], silos: bool) -> dict[str, Holding]:
     return holdings
 
 
-def _as_partitioned(enrolled: Sequence[Enrolment], partition: Partition) -> dict[str, Holding]:
+def partition_change(enrolled: Sequence[Enrolment], partition: Partition) -> str:
+    """Return how the nodes differ from a rehearsal's partition; empty where they do not."""
     for node in enrolled:
         holding = partition.get(node.name)
         if holding is None:
-            raise RunError(f"node '{node.name}' is not in the partition: make the folders again")
+            return f"{node.name} is not in the partition"
         if (node.users, len(node.trains)) != (len(holding.users), len(holding.clients)):
-            raise RunError(
-                f"node '{node.name}' holds {node.users} users, and the partition gives it "
-                f"{len(holding.users)}: make the folders again"
+            given = f"{len(holding.users):,} users in {len(holding.clients):,} clients"
+            return (
+                f"{node.name} holds {node.users:,} users in {len(node.trains):,} clients, and the "
+                f"partition gives it {given}"
             )
-    return {node.name: partition[node.name] for node in enrolled}
+    return ""
 
 
 def _epsilon(

@@ -18,8 +18,9 @@ their first answer. The folder of a run holds::
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -28,11 +29,11 @@ from numpy.typing import NDArray
 
 from hushrec.aggregation import Evaluation
 from hushrec.data.splitting import Part
-from hushrec.deployment.coordinator.planning import Policy
-from hushrec.deployment.coordinator.roster import Partition, Roster
+from hushrec.deployment.coordinator.planning import LinkRates, Policy, forecast
+from hushrec.deployment.coordinator.roster import Partition, Roster, partition_change
 from hushrec.deployment.coordinator.session import EventLine, EventLog, RunEvent, Session
 from hushrec.deployment.coordinator.summing import PlainSumming, RecoveryJournal, SecureSumming
-from hushrec.errors import FederationError, RunError
+from hushrec.errors import FederationError, RunError, listed
 from hushrec.federation import rounds
 from hushrec.federation.backends import Collected
 from hushrec.federation.client import Download, Task
@@ -43,11 +44,11 @@ from hushrec.federation.setup import set_up_public
 from hushrec.federation.sums import ExpectedSum, round_shape
 from hushrec.io.codec import Arrays
 from hushrec.methods.base import Shared
-from hushrec.privacy.plan import Plan
+from hushrec.privacy.plan import NoPlan, Plan
 from hushrec.privacy.protection import Protection
 from hushrec.runs.folder import FEDERATED, SUMMARY, RunFolder
 from hushrec.runs.recording import CheckpointCallback, restore, saved_key, summarise_federation
-from hushrec.runs.schema import PhaseTraffic, Summary
+from hushrec.runs.schema import Attendance, PhaseTraffic, Summary, WireBytes
 from hushrec.streams import new_key
 
 EVENTS = "events.jsonl"
@@ -60,6 +61,8 @@ EVENT_COUNTERS = {
     "refused": "refused",
 }
 """The field of a `NodeStatus` that counts an event."""
+ANSWERS = ("answered", "declined", "refused", "sat out", "excluded")
+"""Events after which a node is not waited for."""
 
 
 class RemoteBackend:
@@ -96,6 +99,9 @@ class RemoteBackend:
         most_steps = 2**62 // max(1, len(self.assignments)) - 1
         expected = ExpectedSum(self.roster.run, self.round, 0, shape, largest, most_steps)
         collected, nodes = self.summing.train(requests, expected)
+        if not collected.lost:
+            asked = [name for name, request in requests.items() if len(request.clients)]
+            self._counted("train", set(asked) - set(nodes))
         method = self.task.method
         alone = min(self.experiment.rounds, method.phase_of(self.round).rounds) == 1
         if collected.lost and (alone or method.budget_shares):  # later rounds need it
@@ -114,8 +120,18 @@ class RemoteBackend:
             name: EvaluationRequest(assignment, self.round, part, self.selected, selected, shared)
             for name, assignment in self.assignments.items()
         }
-        repeats = self.experiment.split.next_basket
-        return self.summing.evaluate(requests, self.experiment.evaluation.reported(repeats))
+        reported = self.experiment.evaluation.reported(self.experiment.split.next_basket)
+        found, nodes = self.summing.evaluate(requests, reported)
+        self._counted(f"{'final' if selected else 'evaluate'} {part}", requests.keys() - set(nodes))
+        return found
+
+    def _counted(self, to: str, missing: Set[str]) -> None:
+        """Log who is in a sum, which is part of the result."""
+        left_out = sum(len(self.roster.nodes[name].users) for name in missing)
+        users = sum(len(held.users) for held in self.roster.nodes.values()) - left_out
+        line = EventLine(event="counted", round=self.round, to=to, users=users)
+        line = line.model_copy(update={"missing": tuple(sorted(missing))})
+        self.session.events.tell(line)
 
     def keep_selected(self) -> None:
         """Let the nodes keep this round's private parameters: the next request says so."""
@@ -178,6 +194,9 @@ class FederatedRun:
             key, budgets = saved_key(self.folder) or new_key(), roster.epsilon
             setup = set_up_public(experiment, public, key, roster.digest, len(clients), budgets)
             secure = self.contract.secure is not None
+            plan = setup.plan
+            if isinstance(plan, NoPlan):
+                plan = replace(plan, secure=secure)
             summing = SecureSumming(session, self.registered, journal) if secure else None
             nodes = RemoteBackend(setup.task, experiment, roster, session, summing)
             state = setup.first_state(roster.clients)
@@ -185,18 +204,29 @@ class FederatedRun:
             nodes.round, nodes.selected = state.round, state.selected_round
             began: RunEvent = "going on" if state.round else "begun"
             self.events.tell(EventLine(event=began, round=state.round, run=roster.run))
+            if not state.round:
+                self._forecast(setup.task, roster)
             training = rounds.Training(
-                experiment, setup.task, setup.plan, clients, nodes, roster.newcomers
+                experiment, setup.task, plan, clients, nodes, roster.newcomers
             )
             saves = CheckpointCallback(self.folder, nodes, state)
-            callbacks = (saves, _RoundEvents(setup.plan, state, self.events), *callbacks)
+            callbacks = (saves, _RoundEvents(plan, state, self.events), *callbacks)
             rounds.run_rounds(training, state, callbacks)
             results = rounds.finish(training, state, callbacks)
             journal.clear()
             users = {name: len(holding.users) for name, holding in roster.nodes.items()}
-            summary = summarise_federation(training, state, users, results)
-            traffic = {name: node.traffic for name, node in status_of(self.folder).nodes.items()}
-            summary = summary.model_copy(update={"traffic": traffic})
+            status = status_of(self.folder)
+            traffic = {name: status.nodes[name].traffic for name in users}
+            wire = WireBytes(up_bytes=status.up_bytes, down_bytes=status.down_bytes)
+            attendance = list(status.attendance.values())
+            summary = summarise_federation(training, state, users, results, attendance)
+            notes = [
+                f"{name} runs {other}: its last bits may differ from those of this machine"
+                for name in users
+                if (other := status.nodes[name].software)
+            ]
+            more = {"traffic": traffic, "wire": wire, "notes": [*summary.notes, *notes]}
+            summary = summary.model_copy(update=more)
             self.folder.write_results(summary)
             ended, selected = state.round, state.selected_round
             self.events.tell(EventLine(event="finished", round=ended, selected_round=selected))
@@ -211,9 +241,31 @@ class FederatedRun:
         if known is not None:
             session.meet(list(known.nodes))
             return known, session
-        roster = Roster.of(run, self.contract.experiment, session.gather(), self.partition)
+        enrolled = session.gather()
+        changed = "" if self.partition is None else partition_change(enrolled, self.partition)
+        if changed:
+            why = f"{changed}: users are numbered anew, so results are not those of one process"
+            self.events.tell(EventLine(event="numbered anew", why=why))
+        roster = Roster.of(run, self.contract.experiment, enrolled, self.partition)
         self.folder.write_text(FEDERATED, roster.to_json())
         return roster, session
+
+    def _forecast(self, task: Task, roster: Roster) -> None:
+        """Log what each phase of a new run will send, and the time that its messages take."""
+        users = sum(len(held.users) for held in roster.nodes.values())
+        nodes = len(roster.nodes)
+        found = forecast(self.contract, nodes, users, LinkRates(), task)
+        for each in found.phases:
+            messages = each.rounds * nodes
+            line = EventLine(
+                event="forecast",
+                to=each.phase,
+                rounds=each.rounds,
+                seconds=round(each.seconds, 3),
+                up_bytes=messages * each.up_bytes,
+                down_bytes=messages * each.down_bytes,
+            )
+            self.events.tell(line)
 
 
 class _RoundEvents(rounds.Callback):
@@ -225,6 +277,9 @@ class _RoundEvents(rounds.Callback):
     def on_round_end(self, record: rounds.RoundRecord) -> None:
         """Log the bytes, the time and the privacy loss so far."""
         state = self.state
+        if record.not_applied:
+            why = record.not_applied
+            self.events.tell(EventLine(event="not applied", round=state.round, why=why))
         stated = self.plan.statement(state.account, state.round, state.ledger, state.up_bytes)
         line = EventLine(
             event="round",
@@ -264,9 +319,35 @@ class NodeStatus:
     """Invalid replies."""
     excluded: bool = False
     """Whether the node is sent no more requests."""
+    software: str = ""
+    """What the node runs, where the coordinator runs something else."""
     last_seen: str | None = None
     traffic: dict[str, PhaseTraffic] = field(default_factory=dict)
     """By phase."""
+
+
+@dataclass
+class Question:
+    """A request to nodes that waits for answers."""
+
+    to: str
+    round: int
+    nodes: int
+    """How many were asked."""
+    waiting: list[str]
+    """Nodes that have not answered yet."""
+    until: str
+    """Its deadline, in UTC."""
+
+    def words(self, now: datetime) -> str:
+        """Say how far it is."""
+        what = f"round {self.round}, {self.to}" if self.round else self.to
+        done = self.nodes - len(self.waiting)
+        left = (datetime.fromisoformat(self.until) - now).total_seconds()
+        return (
+            f"{what}: {done} of {self.nodes} nodes answered, waiting for "
+            f"{listed(self.waiting, quote='')}, deadline in {max(0.0, left):.0f} s"
+        )
 
 
 @dataclass
@@ -283,9 +364,15 @@ class Status:
     up_bytes: int = 0
     """Bytes of the messages from nodes."""
     down_bytes: int = 0
-    """Bytes of the messages to nodes."""
+    """Bytes of the messages to nodes, repeated requests too."""
     lost_rounds: int = 0
     """Rounds whose secure sum could not be opened."""
+    not_applied: dict[int, str] = field(default_factory=dict)
+    """Rounds whose total was not applied, and why."""
+    attendance: dict[str, Attendance] = field(default_factory=dict)
+    """Who was in each round and evaluation, by its name and round."""
+    question: Question | None = None
+    """What the coordinator waits for, during a run."""
     strangers: int = 0
     """Invited nodes that were refused."""
     nodes: dict[str, NodeStatus] = field(default_factory=dict)
@@ -297,10 +384,19 @@ def status_of(folder: RunFolder) -> Status:
     experiment = folder.experiment()
     status, method = Status(folder.path.name, stage, experiment.rounds), experiment.make_method()
     for line in EventLog(folder.path / EVENTS).lines():
+        status.question = following_question(status.question, line)
         if line.event == "finished":
             status.stage = "finished"
         elif line.event == "round":
             status.round, status.seconds, status.epsilon = line.round, line.seconds, line.epsilon
+        elif line.event == "counted":
+            status.attendance[f"{line.to} {line.round}"] = Attendance(
+                round=line.round, to=line.to, users=line.users, missing=list(line.missing)
+            )
+        elif line.event == "not applied":
+            status.not_applied[line.round] = line.why
+        elif line.event == "forecast":
+            continue
         elif line.node is None:
             status.strangers += line.event == "refused"
             status.lost_rounds += line.event == "lost"
@@ -313,7 +409,23 @@ def status_of(folder: RunFolder) -> Status:
                 node.traffic[phase] = before.plus(line.up_bytes, line.down_bytes, line.seconds)
             status.up_bytes += line.up_bytes
             status.down_bytes += line.down_bytes
+    if stage != "training":
+        status.question = None
     return status
+
+
+def following_question(before: Question | None, line: EventLine) -> Question | None:
+    """Return what the coordinator waits for after an event."""
+    if line.event == "asked":
+        until = datetime.fromisoformat(line.time) + timedelta(seconds=line.seconds)
+        names = list(line.nodes)
+        return Question(line.to, line.round, len(names), names, until.isoformat())
+    if before is None or line.event in ("counted", "lost", "round", "finished"):
+        return None
+    if line.to != before.to or line.event not in ANSWERS:
+        return before
+    waiting = [name for name in before.waiting if name != line.node]
+    return replace(before, waiting=waiting) if waiting else None
 
 
 def _count(node: NodeStatus, line: EventLine) -> None:
@@ -321,7 +433,7 @@ def _count(node: NodeStatus, line: EventLine) -> None:
     if counter is not None:
         setattr(node, counter, getattr(node, counter) + 1)
     if line.event == "enrolled":
-        node.users = line.users
+        node.users, node.software = line.users, line.software
     if line.event in ("enrolled", "answered", "declined", "refused"):
         node.last_seen = line.time
     node.excluded |= line.event == "excluded"

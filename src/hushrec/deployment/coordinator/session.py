@@ -21,15 +21,29 @@ from typing import Literal, TypeVar
 from pydantic import ConfigDict
 
 from hushrec.deployment.coordinator.planning import Policy, allowed_seconds
-from hushrec.errors import ConfigError, FederationError, MessageError, nearest
+from hushrec.errors import ConfigError, FederationError, MessageError, listed, nearest
 from hushrec.federation import requests as messages
 from hushrec.federation.contract import Contract
 from hushrec.federation.requests import Enrolment, Failure, Link, NodeId
+from hushrec.io import require_memory
 from hushrec.io.codec import Count, Message, Positive, Stored, kind_of, parse, printable, read_text
 from hushrec.io.files import append_line
 
 Reply = TypeVar("Reply")
-RunEvent = Literal["begun", "going on", "round", "lost", "finished"]
+ROSTER_BYTES = 100
+"""Memory of the coordinator for every user of a node: numbers, flags and budgets."""
+RunEvent = Literal[
+    "numbered anew",
+    "forecast",
+    "begun",
+    "going on",
+    "asked",
+    "counted",
+    "not applied",
+    "lost",
+    "round",
+    "finished",
+]
 NodeEvent = Literal[
     "enrolled", "answered", "no answer", "sat out", "declined", "refused", "excluded"
 ]
@@ -49,19 +63,29 @@ class EventLine(Stored):
     identity: NodeId | None = None
     """The node's identity in the transport, in events of its enrolment."""
     round: Count = 0
+    rounds: Count = 0
+    """Of a phase, in its forecast."""
     to: str = ""
-    """The request: "invitation", "train", "evaluate valid"."""
+    """The request: "invitation", "train", "evaluate valid"; of a forecast, its phase."""
     why: str = ""
     """Reason of a failure or a refusal."""
     users: Count = 0
+    """Of a node; of a sum, held by the nodes that are not missing in it."""
+    nodes: tuple[str, ...] = ()
+    """Nodes that are asked."""
+    missing: tuple[str, ...] = ()
+    """Nodes that should have been in a sum, and are not."""
+    software: str = ""
+    """What an enrolled node runs, where the coordinator runs something else."""
     invalid_replies: Count = 0
     selected_round: Count = 0
     seconds: Positive = 0.0
-    """Of a node, from the request to its reply; of a round, since the run began."""
+    """Of a node, from the request to its reply; of a question, until its deadline; of a round,
+    since the run began."""
     epsilon: float | None = None
     """Privacy loss up to this round; None without a guarantee."""
     up_bytes: Count = 0
-    """Bytes of a node's reply; of a round, of all messages from nodes so far."""
+    """Bytes of a node's reply; of a round, of all uploads of clients so far, by design."""
     down_bytes: Count = 0
 
 
@@ -103,6 +127,8 @@ class Session:
     """The transport identity that each name is bound to."""
     strangers: set[NodeId] = field(default_factory=set, init=False)
     """Identities that were invited and refused."""
+    declined: set[str] = field(default_factory=set, init=False)
+    """Names of nodes that declined, or whose enrolment was refused: no run waits for them."""
     invalid_replies: Counter[str] = field(default_factory=Counter, init=False)
     slowest: dict[tuple[str, str], float] = field(default_factory=dict, init=False)
     """The longest that a node took for a request of a phase, by phase and request."""
@@ -117,15 +143,22 @@ class Session:
     # ------------------------------------------------------------ enrolment
 
     def gather(self) -> list[Enrolment]:
-        """Invite connected nodes until enough enrolled; refuse to begin with fewer."""
+        """Invite connected nodes until enough enrolled; refuse to begin with fewer.
+
+        A run does not wait for nodes that declined or were refused, but needs `Policy.min_nodes`.
+        """
         enrolled: dict[str, Enrolment] = {}
         for found in self._invitations():
             enrolled |= {enrolment.name: enrolment for enrolment in found}
-            if len(enrolled) >= self.policy.nodes:
+            out = len(self.declined - enrolled.keys())
+            least = min(self.policy.nodes, self.policy.min_nodes)
+            if len(enrolled) >= max(least, self.policy.nodes - out):
                 return list(enrolled.values())
+        declined = f"; {listed(sorted(self.declined))} declined or were refused: see the log"
         raise FederationError(
             f"{len(enrolled)} of the {self.policy.nodes} nodes that the run needs enrolled "
             f"within {self.policy.enrol_seconds:g} s: start the others, and run again"
+            + (declined if self.declined else "")
         )
 
     def meet(self, names: Sequence[str]) -> None:
@@ -152,9 +185,13 @@ class Session:
         nodes = [node for node in present if node not in seen]
         if not nodes:
             return []
-        budgets, enrolments = contract.experiment.privacy.budgets, []
+        enrolments, software = [], messages.software()
         invitation = messages.Invitation(
-            self.run, contract.settings_digest, contract.catalogue.digest
+            self.run,
+            contract.settings_digest,
+            contract.catalogue.digest,
+            software,
+            contract.terms,
         ).to_bytes()
         seconds = max(1.0, until - time.monotonic())
         for node, answer in self.link.ask(dict.fromkeys(nodes, invitation), seconds):
@@ -163,23 +200,57 @@ class Session:
                 self.events.tell(line(event="no answer", why=answer.why))
                 continue
             try:
-                refusal = _refusal(answer)
-                if refusal is not None:
-                    raise MessageError(f"the node declined: {refusal}")
-                enrolment = Enrolment.expected(answer, self.run, budgets)
-                if expected is not None and enrolment.name not in expected:
-                    raise MessageError(
-                        f"node '{printable(enrolment.name)}' has no part in this run; it can join "
-                        "the next one"
-                    )
+                enrolment = self._enrolment(node, answer, expected)
                 self._bind(enrolment.name, node, present)
             except MessageError as error:
                 self.strangers.add(node)
-                self.events.tell(line(event="refused", why=str(error)))
+                name = self._name_of(node, answer)
+                self.events.tell(line(event="refused", node=name, why=str(error)))
                 continue
-            self.events.tell(line(event="enrolled", node=enrolment.name, users=enrolment.users))
+            told = line(event="enrolled", node=enrolment.name, users=enrolment.users)
+            if enrolment.software != software:
+                told = told.model_copy(update={"software": printable(enrolment.software)})
+            self.events.tell(told)
             enrolments.append(enrolment)
         return enrolments
+
+    def _enrolment(self, node: NodeId, answer: bytes, expected: Sequence[str] | None) -> Enrolment:
+        """Read an enrolment; refuse one that does not fit the run or this machine."""
+        refusal, software = _refusal(answer), messages.software()
+        if refusal is not None:
+            ours = "" if software in refusal else f" (this coordinator runs {software})"
+            raise MessageError(f"the node declined: {refusal}{ours}")
+        try:
+            found = Enrolment.expected(answer, self.run, self.contract.experiment.privacy.budgets)
+        except MessageError as error:
+            raise MessageError(f"{error} (this coordinator runs {software})") from None
+        name = printable(found.name)
+        if expected is not None and found.name not in expected:
+            raise MessageError(f"node '{name}' has no part in this run; it can join the next one")
+        messages.check_release(f"node '{name}'", found.software, "this coordinator", software)
+        most = self.policy.max_users_per_node
+        if found.users > most:
+            raise MessageError(
+                f"node '{name}' claims {found.users:,} users, more than "
+                f"policy.max_users_per_node = {most:,}"
+            )
+        try:
+            require_memory(ROSTER_BYTES * found.users, f"the users of node '{name}'", "fewer users")
+        except ConfigError as error:
+            raise MessageError(str(error)) from None
+        return found
+
+    def _name_of(self, node: NodeId, answer: bytes) -> str | None:
+        """Return the name of a node that takes no part, where it is known for certain that no
+        other node has it; the run does not wait for it."""
+        registered = {identity: name for name, identity in (self.registered or {}).items()}
+        name = registered.get(node)
+        if name is None and self.registered is None:
+            name = messages.claimed_name(answer)
+        if not name or name in self.known:
+            return None
+        self.declined.add(name)
+        return name
 
     def _bind(self, name: str, node: NodeId, present: Sequence[NodeId]) -> None:
         if self.registered is not None and self.registered.get(name) != node:
@@ -212,6 +283,8 @@ class Session:
         until, wait = began + allowed, self.policy.backoff_seconds
         most, answered = self.policy.max_invalid_replies, 0
         waiting = [name for name in requests if self.invalid_replies[name] < most]
+        asked = EventLine(event="asked", round=number, to=what, nodes=tuple(waiting))
+        self.events.tell(asked.model_copy(update={"seconds": round(allowed, 3)}))
         for attempt in range(self.policy.retries + 1):
             if attempt:
                 self.link.wait(wait)
@@ -223,8 +296,9 @@ class Session:
                 line = partial(EventLine, node=name, round=number, to=what)
                 if isinstance(answer, Failure):
                     lost.append(name)
-                    self.events.tell(line(event="no answer", why=answer.why))
+                    self.events.tell(line(event="no answer", why=answer.why, down_bytes=sent))
                     continue
+                line = partial(line, up_bytes=len(answer), down_bytes=sent)
                 try:
                     refusal = _refusal(answer)
                     if refusal is not None:
@@ -242,7 +316,7 @@ class Session:
                 took = time.monotonic() - began
                 self.slowest[phase, what] = max(took, self.slowest.get((phase, what), 0.0))
                 line = partial(line, seconds=round(took, 3))
-                self.events.tell(line(event="answered", up_bytes=len(answer), down_bytes=sent))
+                self.events.tell(line(event="answered"))
                 yield name, reply
             waiting = lost
             if not waiting or time.monotonic() + wait >= until:

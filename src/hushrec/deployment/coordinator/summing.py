@@ -183,17 +183,20 @@ class PlainSumming:
             names.append(name)
         return total, tuple(names)
 
-    def evaluate(self, requests: Mapping[str, EvaluationRequest], metrics: Metrics) -> Evaluation:
-        """Evaluate on every node."""
-        merged, first = Evaluation({}), _any(requests)
+    def evaluate(
+        self, requests: Mapping[str, EvaluationRequest], metrics: Metrics
+    ) -> tuple[Evaluation, tuple[str, ...]]:
+        """Evaluate on every node; return the sums, and the nodes in them."""
+        merged, first, names = Evaluation({}), _any(requests), []
 
         def read(name: str, answer: bytes) -> Evaluation:
             return EvaluationReply.expected(answer, requests[name], metrics)
 
         what = f"evaluate {first.part}"
-        for _, evaluation in self.session.exchange(what, first.round, requests, read):
+        for name, evaluation in self.session.exchange(what, first.round, requests, read):
             merged = merged.merge(evaluation)
-        return merged
+            names.append(name)
+        return merged, tuple(names)
 
 
 class SecureSumming:
@@ -246,13 +249,19 @@ class SecureSumming:
         sizes = found.up_bytes, 0, found.zeroed_out
         return Collected(found.summed, found.loss, *sizes, self.noised), opened.survivors
 
-    def evaluate(self, requests: Mapping[str, EvaluationRequest], metrics: Metrics) -> Evaluation:
-        """Sum an evaluation."""
+    def evaluate(
+        self, requests: Mapping[str, EvaluationRequest], metrics: Metrics
+    ) -> tuple[Evaluation, tuple[str, ...]]:
+        """Sum an evaluation; return the sums, and the nodes in them."""
         form, first = sums.EvaluationVector(metrics), _any(requests)
         what = f"evaluate {first.part}"
         try:
-            _, pieces = self._sum(what, first.round, requests, form.layout, keep=False)
-            return Evaluation.from_bytes(form.unpack(pieces).to_bytes(), metrics)
+            opened, pieces = self._sum(what, first.round, requests, form.layout, keep=False)
+            found = Evaluation.from_bytes(form.unpack(pieces).to_bytes(), metrics)
+            held = sum(len(requests[name].assignment.users) for name in opened.survivors)
+            if found.users > held:
+                raise MessageError(f"it counts {found.users:,} users, and its nodes hold {held:,}")
+            return found, opened.survivors
         except MessageError as error:
             raise FederationError(
                 f"the sum of an evaluation is invalid ({error}): what is done is saved; go on with "

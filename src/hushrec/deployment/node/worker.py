@@ -23,7 +23,7 @@ import numpy as np
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import FinishedRound, NodeRun, NodeRuns
 from hushrec.deployment.node.training import NodeTrainer, split_of
-from hushrec.errors import ConfigError, HushrecError, MessageError
+from hushrec.errors import ConfigError, HushrecError, MessageError, listed
 from hushrec.federation import requests as messages
 from hushrec.federation import sums
 from hushrec.federation.backends import THIS_MACHINE, Machine
@@ -93,7 +93,7 @@ class Worker:
     def _answer(self, message: bytes) -> bytes:
         kind = kind_of(message)
         if kind == Invitation.kind:
-            return self._enrol(Invitation.from_bytes(message)).to_bytes()
+            return self._invited(message)
         if kind == StageRequest.kind:
             if self.sums is None:
                 raise MessageError("this node agreed to sums in the clear: it is in no secure one")
@@ -106,15 +106,31 @@ class Worker:
             return self._evaluate(EvaluationRequest.from_bytes(message)).to_bytes()
         raise MessageError("a node answers invitations, training requests and evaluations")
 
+    def _invited(self, message: bytes) -> bytes:
+        """Take part, or decline with a reason that both logs have."""
+        try:
+            try:
+                invitation = Invitation.from_bytes(message)
+            except MessageError as error:
+                why = f"{error} (this node runs {messages.software()})"
+                raise MessageError(why) from None
+            return self._enrol(invitation).to_bytes()
+        except MessageError as error:
+            self.tell(f"hushrec: declined to take part in a run: {error}")
+            return messages.Refusal(str(error), self.store.name).to_bytes()
+
     def _enrol(self, invitation: Invitation) -> messages.Enrolment:
-        contract = self.store.contract
+        contract, software = self.store.contract, messages.software()
+        messages.check_release("this node", software, "the server", invitation.software)
         if invitation.catalogue != contract.catalogue.digest:
             raise MessageError(
                 "this node has another catalogue than the server: give both the same contract"
             )
         if invitation.settings != contract.settings_digest:
+            which = listed(contract.differences(invitation.terms), most=3, quote="")
             raise MessageError(
                 "this node agreed to other settings than the server: give both the same contract"
+                + (f"; they differ in {which}" if which else "")
             )
         run, privacy = self.runs.begin(invitation.run), contract.experiment.privacy
         split = split_of(self.store, run)
@@ -132,6 +148,7 @@ class Worker:
             trains=activity > 0,
             activity=activity if privacy.budgets == "activity" else None,
             epsilon=declared,
+            software=software,
         )
 
     def _train(self, request: TrainRequest, digest: str) -> bytes:
