@@ -21,26 +21,41 @@ def test_the_time_left_is_estimated_phase_by_phase():
     for number, seconds in enumerate(times, 1):
         left.add(number, seconds)
         said.append(left.left(number))
-    assert said[:9] == [None] * 9  # 100 s a round would have said 78 minutes
-    assert said[9] == pytest.approx(38.0) and said[-1] == 0
+    # 100 s a round would have said 78 minutes.
+    assert [unknown for _, unknown in said[:10]] == [3, 2, 2, 1, 1, 1, 1, 1, 1, 0]
+    assert [known for known, _ in said[:5]] == pytest.approx([0.0, 0.0, 0.0, 8.0, 6.0])
+    assert said[9] == (pytest.approx(38.0), 0) and said[-1] == (0, 0)
+    assert (left.words(3), left.words(48)) == ("50.0\xa0s left", "0\xa0ms left")
+
+
+def test_a_round_that_waited_for_a_deadline_does_not_make_hours_of_minutes():
+    """12 rounds of 25 s are left, and one of those before waited 900 s for a node."""
+    left = TimeLeft([16], 16)
+    for number, seconds in enumerate([230.0, 900.0, 25.0, 25.0], 1):
+        left.add(number, seconds)
+    assert left.left(4)[0] == pytest.approx(12 * (75 + 25 + 25) / 3)
+    left = TimeLeft([16], 16)
+    for number, seconds in enumerate([230.0, 25.0, 900.0], 1):
+        left.add(number, seconds)
+    assert left.left(3)[0] < 2 * 3600
 
 
 def test_a_method_with_one_phase_is_estimated_from_its_second_round_on():
     left = TimeLeft([100], 5)
     left.add(1, 60.0)
-    assert left.left(1) is None
+    assert left.left(1) == (0, 1) and left.words(1) == "… left"
     left.add(2, 2.0)
     left.add(3, 4.0)
-    assert left.left(3) == pytest.approx(6.0)
+    assert left.left(3) == (pytest.approx(6.0), 0)
 
 
 def test_planned_phases_beyond_the_rounds_are_not_waited_for():
     left = TimeLeft([1, 1, 6, 40], 4)
     for number in (1, 2, 3):
         left.add(number, 1.0)
-    assert left.left(3) is None
+    assert left.left(3) == (0, 1)
     left.add(4, 1.0)
-    assert left.left(4) == 0
+    assert left.left(4) == (0, 0)
 
 
 def record(**more):

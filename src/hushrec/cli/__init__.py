@@ -16,7 +16,14 @@ from typing import Any
 import click
 
 import hushrec
-from hushrec.cli.terminal import announce_compilation, echo_err, error_guard, exit_with, safe_usage
+from hushrec.cli.terminal import (
+    DIVERGED,
+    announce_compilation,
+    echo_err,
+    error_guard,
+    exit_with,
+    safe_usage,
+)
 from hushrec.errors import ConfigError, DivergedError, HushrecError, StoppedError, shortened
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -99,7 +106,7 @@ class _Commands(click.Group):
             echo_err(stopped.command or str(stopped))
             sys.exit(130)
         except HushrecError as error:
-            code = 3 if isinstance(error, DivergedError) else 2
+            code = DIVERGED if isinstance(error, DivergedError) else 2
             exit_with(code, shortened(error.command or str(error)))
 
 
@@ -119,5 +126,5 @@ def main() -> None:
 
     \b
     Exit codes: 0 done; 1 an audit contradicted a claim; 2 invalid input or request;
-    3 training diverged; 70 a bug in hushrec; 130 stopped, and saved.
+    3 training diverged, or left rounds out; 70 a bug in hushrec; 130 stopped, and saved.
     """

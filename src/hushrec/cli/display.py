@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,19 +23,22 @@ from hushrec.config import DEFAULT_METHOD
 from hushrec.data import Interactions, load
 from hushrec.data.text import OnProgress
 from hushrec.deployment.coordinator.planning import Forecast, LinkRates
-from hushrec.deployment.coordinator.run import Status
+from hushrec.deployment.coordinator.run import Question, Status, following_question
 from hushrec.deployment.coordinator.session import EventLine
-from hushrec.errors import ConfigError
+from hushrec.errors import ConfigError, listed
 from hushrec.federation.experiment import Experiment, ExperimentRequest
 from hushrec.federation.rounds import Callback, RoundRecord
 from hushrec.io.files import append_line
 from hushrec.reporting.tables import human_duration, human_size
 from hushrec.runs.progress import PRINT_INTERVAL, Output, TrainingDisplay, bar, lines
+from hushrec.runs.schema import absences
 
 DISPLAY_DELAY = 0.5
 """Seconds of reading after which a progress bar appears."""
 LOG_INTERVAL = 1.0
 """Seconds between two lines of a log."""
+FORECAST_SUMS = ("seconds", "up_bytes", "down_bytes")
+"""Fields of a phase's forecast that add up to that of a run."""
 
 
 @dataclass(frozen=True)
@@ -162,11 +167,60 @@ def training_display(
 # ------------------------------------------------------------ federations
 
 
-def print_event(line: EventLine) -> None:
-    """Print enrolments and failures; answers are not printed."""
+class EventPrinter:
+    """Prints a federation's events: forecast, enrolments, failures, and who is waited for."""
+
+    def __init__(self, every: float = PRINT_INTERVAL) -> None:
+        """``every`` seconds at most lie between two lines about nodes that are waited for."""
+        self.every, self.printed = every, -math.inf
+        self.question: Question | None = None
+        self.phases: list[EventLine] = []
+
+    def __call__(self, line: EventLine) -> None:
+        """Print an event, if people want to know of it."""
+        if line.event == "forecast":
+            self.phases.append(line)
+        elif line.event == "asked" and self.phases:
+            for text in _forecast_words(self.phases):
+                echo_err(text)
+            self.phases = []
+        else:
+            _print_event(line)
+        before, self.question = self.question, following_question(self.question, line)
+        now = time.monotonic()
+        if self.question not in (None, before) and now >= self.printed + self.every:
+            assert self.question is not None, "just checked"
+            echo_err(self.question.words(datetime.now(UTC)))
+            self.printed = now
+
+
+def _forecast_words(phases: Sequence[EventLine]) -> list[str]:
+    """Write the forecast of a run: each phase, and all of them."""
+    whole = (f"all {len(phases)} phases", sum(phase.rounds for phase in phases))
+    sums = (sum(getattr(phase, name) for phase in phases) for name in FORECAST_SUMS)
+    rows = [
+        (phase.to, phase.rounds, phase.seconds, phase.up_bytes, phase.down_bytes)
+        for phase in phases
+    ]
+    return [
+        f"forecast, {name}: {count:,} round{'' if count == 1 else 's'}, at most "
+        f"{human_size(up)} up and {human_size(down)} down, {human_duration(seconds)} for messages"
+        for name, count, seconds, up, down in [*rows, (*whole, *sums)]
+    ]
+
+
+def _print_event(line: EventLine) -> None:
     what, node = line.event, line.node or "a node"
     if what == "enrolled":
-        echo_err(f"{node} takes part with {line.users:,} users")
+        runs = f"; it runs {line.software}" if line.software else ""
+        echo_err(f"{node} takes part with {line.users:,} users{runs}")
+    elif what == "numbered anew":
+        echo_err(line.why)
+    elif what == "not applied":
+        echo_err(f"round {line.round} is not applied: {line.why}")
+    elif what == "counted" and line.missing:
+        names = listed(line.missing, quote="")
+        echo_err(f"round {line.round}, {line.to}: without {names}, {line.users:,} users are in it")
     elif what in ("no answer", "refused", "declined"):
         echo_err(f"{node}, {line.to}: {what}: {line.why}")
     elif what in ("sat out", "excluded"):
@@ -189,8 +243,15 @@ def status_table(status: Status) -> Table:
     title = f"{status.run}: {status.stage}, round {status.round} of {status.rounds}{spent}"
     caption = (
         f"messages: {human_size(status.up_bytes)} up, {human_size(status.down_bytes)} down; "
-        f"{status.strangers} nodes rejected, {status.lost_rounds} rounds lost"
+        f"{status.strangers} nodes rejected, {status.lost_rounds} rounds lost, "
+        f"{len(status.not_applied)} not applied"
     )
+    if status.question is not None:
+        caption += f"\n{status.question.words(datetime.now(UTC))}"
+    if missing := absences(status.attendance.values()):
+        caption += f"\n{missing}"
+    for number, why in status.not_applied.items():
+        caption += f"\nround {number} is not applied: {why}"
     counted = ("users", "answered", "lost", "sat out", "refused", "last seen")
     table = _aligned(title, caption, ("node",), counted)
     for name, node in sorted(status.nodes.items()):

@@ -12,10 +12,10 @@ import click
 from rich.live import Live
 
 from hushrec.cli.display import (
+    EventPrinter,
     forecast_lines,
     interrupt_callback,
     print_default_method,
-    print_event,
     status_table,
     status_tables,
     training_display,
@@ -32,7 +32,7 @@ from hushrec.cli.options import (
     set_option,
 )
 from hushrec.cli.serving import show_recommendations
-from hushrec.cli.terminal import Console, echo, echo_err, print_json, show
+from hushrec.cli.terminal import Console, echo, echo_err, exit_if_not_applied, print_json, show
 from hushrec.data import Interactions, load
 from hushrec.data.partition import Deal
 from hushrec.data.reading import read_items
@@ -383,6 +383,7 @@ def run_command(folder: Path, resume: bool, as_json: bool) -> None:
     """
     summary, path = train_on(ServerFolder.open(folder), resume=resume, quiet=as_json)
     show(as_json, summary, *summary_lines(summary), f"model and log: {path}")
+    exit_if_not_applied(summary)
 
 
 def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[Summary, Path]:
@@ -397,7 +398,7 @@ def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[Summar
     number, endpoint, node_ids = begin_run(server)
     run = replace(run, node_ids=node_ids)
     if not quiet:
-        run = replace(run, events=EventLog(run.folder.path / runs.EVENTS, print_event))
+        run = replace(run, events=EventLog(run.folder.path / runs.EVENTS, EventPrinter()))
         echo_err(f"waiting for {policy.nodes} nodes")
     try:
         with training_display(quiet) as display, interrupt_callback() as stop:
@@ -481,11 +482,12 @@ def rehearse_command(
             found = recommend(store, user, 5)
     if as_json:
         print_json({**summary.as_dict(), "user": user, "recommendations": found})
-        return
-    show(as_json, summary, *summary_lines(summary), f"on {name}, for its user {user}:")
-    show_recommendations(user, found, as_json=False)
-    if folder is not None:
-        echo(f"model and log: {path}")
+    else:
+        show(as_json, summary, *summary_lines(summary), f"on {name}, for its user {user}:")
+        show_recommendations(user, found, as_json=False)
+        if folder is not None:
+            echo(f"model and log: {path}")
+    exit_if_not_applied(summary)
 
 
 def _names(count: int | None, names: tuple[str, ...]) -> tuple[str, ...]:

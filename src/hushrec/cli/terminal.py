@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from rich.console import Console as RichConsole
@@ -33,12 +33,17 @@ from rich.text import Text
 
 from hushrec.errors import DiskError, HushrecError, plain, shortened
 
+if TYPE_CHECKING:
+    from hushrec.runs.schema import Summary
+
 _NOT_FOR_TERMINALS = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 MIN_TEXT_WIDTH = 12
 """Text columns are not folded below this width, or their longest word."""
 MAX_WIDTH = 10_000
 BUG = 70
 """Exit code of a bug in hushrec: EX_SOFTWARE of sysexits.h."""
+DIVERGED = 3
+"""Exit code of training that diverged: it ended, or the guard left out some of its rounds."""
 LOG = "last-error.log"
 TRACEBACK = "HUSHREC_TRACEBACK"
 """Environment variable that prints tracebacks to standard error."""
@@ -127,6 +132,14 @@ def exit_with(code: int, message: str) -> NoReturn:
     """Print an error message and end the command with an exit code."""
     echo_err(f"hushrec: {message}")
     sys.exit(code)
+
+
+def exit_if_not_applied(summary: Summary) -> None:
+    """End with the exit code of training that diverged, where a run is complete without some of
+    its rounds."""
+    if summary.not_applied:
+        mark = next(mark for mark in summary.marks if "not applied" in mark)
+        exit_with(DIVERGED, f"the run is complete, but {mark}")
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from hushrec.cli.display import (
     verbosity_options,
 )
 from hushrec.cli.options import PATH
-from hushrec.cli.terminal import echo_err, show
+from hushrec.cli.terminal import echo_err, exit_if_not_applied, show
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.errors import ConfigError
 from hushrec.evaluation.groups import split_notes
@@ -222,6 +222,7 @@ def train_command(
     runs = [run] if run else (Run.open(out / name, data) for name in summary.runs or [])
     reports = [write_report(each) for each in runs]
     show(as_json, summary, *summary_lines(summary), f"report: {reports[0]}")
+    exit_if_not_applied(summary)
 
 
 def _with_config_values(request: ExperimentRequest, config: Path | None) -> ExperimentRequest:

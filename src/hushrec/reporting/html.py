@@ -122,6 +122,7 @@ def _write_summary_report(folder: RunFolder, template: str) -> Path:
     experiment, summary = folder.experiment(), folder.read_summary()
     page = _common_values(experiment, summary, folder.read_metrics(), experiment.make_method())
     page |= {"together": None, "metric_name": metric_name}
+    page["attendance"] = sections.attendance(summary)
     folder.write_text(REPORT, render(template, page))
     return folder.path / REPORT
 

@@ -22,6 +22,7 @@ from hushrec.errors import ConfigError
 from hushrec.evaluation.groups import AWAY
 from hushrec.evaluation.metrics import Ranks, metric_name
 from hushrec.federation.experiment import Experiment
+from hushrec.federation.guard import rounds_in_words
 from hushrec.federation.rounds import RoundLine
 from hushrec.io.files import write_text
 from hushrec.methods.base import Guided
@@ -32,7 +33,14 @@ from hushrec.reporting.baselines import LIST_LENGTH
 from hushrec.reporting.plots import Bar, Dot
 from hushrec.reporting.tables import marked, signed
 from hushrec.runs.folder import AUDIT_FILE, SEEDS, RunFolder
-from hushrec.runs.schema import AdaptationCurve, Audit, Skipped, Summary
+from hushrec.runs.schema import (
+    FINAL_EVALUATIONS,
+    AdaptationCurve,
+    Attendance,
+    Audit,
+    Skipped,
+    Summary,
+)
 
 ADAPTATION = "adaptation.json"
 SHOWN_EFFECTS, SAMPLE_USERS, LAST_SEEN = 12, 6, 5
@@ -161,6 +169,30 @@ def costs(
         "clients": n_clients,
         "mean_clients": visits / max(1, len(lines)),
     }
+
+
+SUMS = {"train": "Training", "evaluate valid": "Validation", "final valid": "Final validation"}
+"""What the sums of a federation are for; the last one is the final test."""
+
+
+def attendance(summary: Summary) -> list[tuple[str, str, int, int, str]]:
+    """Return who was in the sums of a federation: what, rounds, users, nodes and missing nodes.
+
+    Sums of one kind with the same nodes are one row.
+    """
+
+    def kind(one: Attendance) -> tuple[bool, str, tuple[str, ...]]:
+        final = one.to in FINAL_EVALUATIONS
+        return final, "" if one.to == "train" else one.to, tuple(one.missing)
+
+    rows, count = [], len(summary.nodes or ())
+    for (_, _, missing), group in groupby(sorted(summary.attendance or (), key=kind), key=kind):
+        found = list(group)
+        numbers = rounds_in_words(one.round for one in found)
+        names = ", ".join(missing) or "–"
+        what = SUMS.get(found[0].to, "Final test")
+        rows.append((what, numbers, found[0].users, count - len(missing), names))
+    return rows
 
 
 def silo_mixes(run: Run) -> dict[str, Any] | None:

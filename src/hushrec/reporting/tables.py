@@ -366,9 +366,13 @@ def summary_lines(summary: Summary) -> list[Table | Text]:
         f"by {users.training_clients or users.users:,} clients that train{_client_costs(sent)}",
         " ".join(filter(None, ["privacy:", summary.privacy.headline, *summary.privacy.in_words])),
     ]
+    if summary.wire is not None:
+        wire = human_size(summary.wire.up_bytes), human_size(summary.wire.down_bytes)
+        lines[1] += "; if each client were a device of its own"
+        lines.insert(2, f"on the wire: {wire[0]} from the nodes, {wire[1]} to them, retries too")
     if summary.nodes:
         counts = ", ".join(f"{name} {count:,}" for name, count in summary.nodes.items())
-        lines.append(f"users of each node: {counts}")
+        lines += [f"users of each node: {counts}", summary.attendance_words]
     if silos := summary.silos:
         lines.append(
             f"{silos.count:,} silos of {silos.users.min:,} to {silos.users.max:,} users, "
@@ -387,9 +391,11 @@ def summary_lines(summary: Summary) -> list[Table | Text]:
             f"{budgets.over_budget:,} of {budgets.clients:,} clients over budget, "
             f"{budgets.stopped:,} stopped"
         )
-    if users.not_evaluated_users and summary.final_of is None:
+    away = users.users - summary.counted_users
+    unused = users.not_evaluated_users - away
+    if unused > 0 and summary.final_of is None:
         lines.append(
-            f"{users.not_evaluated_users:,} of {users.users:,} users are not evaluated: "
+            f"{unused:,} of {users.users:,} users are not evaluated: "
             "too short for the split, or not asked by it"
         )
     lines += [*model_lines(summary.model), *summary.notes]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,8 @@ PRINT_INTERVAL = 5.0
 UNKNOWN = "…"
 """Shown while the time left cannot be estimated."""
 BAR_WIDTH = 20
+LONGEST_ROUND = 3.0
+"""A round counts for the time left with so many times the median of its phase at most."""
 
 
 def human_duration(seconds: float) -> str:
@@ -54,8 +57,9 @@ class TimeLeft:
     """Estimates the time left of a training, phase by phase.
 
     Rounds of different phases take different times, and the first round of a phase may compile
-    kernels. So a phase is estimated from its second round on, and there is no estimate before every
-    phase to come was seen.
+    kernels. So a phase is estimated from its second round on; a single round that waited for a
+    deadline counts as three usual ones at most. Phases to come that were not seen yet have no
+    estimate: they are counted.
     """
 
     def __init__(self, phase_rounds: Sequence[int], rounds: int) -> None:
@@ -75,17 +79,26 @@ class TimeLeft:
         phase = next(n for n, end in enumerate(self.ends) if round_number <= end)
         self.seen.setdefault(phase, []).append(seconds)
 
-    def left(self, round_number: int) -> float | None:
-        """Return the seconds left after a round; None while they are unknown."""
-        total, begin = 0.0, 0
+    def left(self, round_number: int) -> tuple[float, int]:
+        """Return the seconds left after a round, as far as they are known, and in how many phases
+        they are not."""
+        total, begin, unknown = 0.0, 0, 0
         for phase, end in enumerate(self.ends):
             rounds, begin = end - max(begin, round_number), end
             if rounds > 0:
                 times = self.seen.get(phase, [])[1:]
-                if not times:
-                    return None
-                total += rounds * sum(times) / len(times)
-        return total
+                if times:
+                    most = LONGEST_ROUND * statistics.median(times)
+                    total += rounds * sum(min(each, most) for each in times) / len(times)
+                unknown += not times
+        return total, unknown
+
+    def words(self, round_number: int) -> str:
+        """Write the time left after a round."""
+        known, unknown = self.left(round_number)
+        if not unknown:
+            return f"{human_duration(known)} left"
+        return f"over {human_duration(known)} left" if known else f"{UNKNOWN} left"
 
 
 Output = Callable[[RoundRecord, str, list[str], str], None]
@@ -113,11 +126,12 @@ class TrainingDisplay(Callback):
             value = record.valid[self.evaluation.candidates][name]
             self.validation = f"valid {name} {value:.4f}"
         loss = "" if record.loss is None else f"loss {record.loss:.4f}"
-        parts = (loss, self.validation, record.phase, f"{human_duration(seconds)} a round")
-        left = self.time_left.left(record.round)
-        shown = UNKNOWN if left is None else human_duration(left)
+        skipped = "not applied" if record.not_applied else ""
+        took = f"{human_duration(seconds)} a round"
+        parts = (skipped, loss, self.validation, record.phase, took)
+        left = self.time_left.words(record.round)
         for show in self.outputs:
-            show(record, self.label, [part for part in parts if part], f"{shown} left")
+            show(record, self.label, [part for part in parts if part], left)
 
 
 def lines(write: Callable[[str], None], every: float = PRINT_INTERVAL) -> Output:
