@@ -16,8 +16,8 @@
     └── MissingExtraError     a missing optional dependency; the message has the pip command
 
 The command line prints the message without a traceback and exits with code 2; with 3 after
-`DivergedError`, and after a run that is complete without some of its rounds; with 130 after `StoppedError`, and with 70 after any other exception, which is a
-bug (`cli.terminal`).
+`DivergedError`, and after a run that is complete without some of its rounds; with 130 after
+`StoppedError`, and with 70 after any other exception, which is a bug (`cli.terminal`).
 
 Titles, ids, file names and column names are untrusted text: some characters control a terminal or
 change the order of display. Whatever prints, logs or draws such text passes it through `plain`.

@@ -122,8 +122,8 @@ def test_a_run_says_before_it_begins_what_its_phases_send(tmp_path, capsys):
     phases = run.contract.experiment.make_method().phases
     before, _, _ = said.partition("0 of 3 nodes answered")
     for phase in phases:
-        assert f"forecast, {phase.name}: {phase.rounds} round" in before
-    assert "forecast, evaluation:" in before and "forecast, all" in before
+        assert f"forecast, {phase.name}, {phase.rounds} time" in before
+    assert "forecast, evaluation, " in before and "forecast, the whole run: at most" in before
     assert "round 1, train: 0 of 3 nodes answered, waiting for node-1, node-2, node-3" in said
     assert "round 1, train: 2 of 3 nodes answered, waiting for node-3, deadline in" in said
 

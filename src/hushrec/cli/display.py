@@ -196,16 +196,16 @@ class EventPrinter:
 
 def _forecast_words(phases: Sequence[EventLine]) -> list[str]:
     """Write the forecast of a run: each phase, and all of them."""
-    whole = (f"all {len(phases)} phases", sum(phase.rounds for phase in phases))
-    sums = (sum(getattr(phase, name) for phase in phases) for name in FORECAST_SUMS)
     rows = [
-        (phase.to, phase.rounds, phase.seconds, phase.up_bytes, phase.down_bytes)
+        (f"{phase.to}, {phase.rounds:,} {'time' if phase.rounds == 1 else 'times'}", phase)
         for phase in phases
     ]
+    sums = {name: sum(getattr(phase, name) for phase in phases) for name in FORECAST_SUMS}
+    rows.append(("the whole run", phases[0].model_copy(update=sums)))
     return [
-        f"forecast, {name}: {count:,} round{'' if count == 1 else 's'}, at most "
-        f"{human_size(up)} up and {human_size(down)} down, {human_duration(seconds)} for messages"
-        for name, count, seconds, up, down in [*rows, (*whole, *sums)]
+        f"forecast, {name}: at most {human_size(sent.up_bytes)} up and "
+        f"{human_size(sent.down_bytes)} down, {human_duration(sent.seconds)} for messages"
+        for name, sent in rows
     ]
 
 

@@ -154,10 +154,10 @@ def _common(training: Training, state: ServerState, private_bytes: float | None)
     marks = []
     if skipped:
         numbers = rounds_in_words(one.round for one in skipped)
-        were = "was" if len(skipped) == 1 else "were"
+        were, last = ("was", "") if len(skipped) == 1 else ("were", " the last one")
         marks.append(
-            f"{len(skipped)} of {state.round} rounds {were} not applied: {numbers}, the last one "
-            f"because {skipped[-1].why}"
+            f"{len(skipped)} of {state.round} rounds {were} not applied: {numbers},{last} because "
+            f"{skipped[-1].why}"
         )
     return {
         "marks": marks,
