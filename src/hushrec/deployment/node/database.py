@@ -236,7 +236,7 @@ class NodeDatabase:
                 f"{path} exists already: choose another path for the node, or add --overwrite to "
                 "replace it"
             )
-        _require_unused(path)
+        require_unused(path)
         with atomic_file(path, secret=True) as partial_file:
             shutil.copyfile(source, partial_file)
             with cls._open(partial_file, BACKUP) as made:
@@ -452,7 +452,7 @@ class NodeDatabase:
             ) from None
 
 
-def _require_unused(path: Path) -> None:
+def require_unused(path: Path) -> None:
     """Refuse to replace a file that a process has open."""
     if not path.exists():
         return
