@@ -276,11 +276,10 @@ class FederatedRun:
 def read_roster(path: Path) -> Roster:
     """Read the roster of a run, after checking it against its digest."""
     record = read_json(path)
-    digest = record.pop("check", None)
-    if digest is not None and digest != record_digest(record):
+    if record.pop("check", None) != record_digest(record):
         raise RunError(
-            f"{path} is damaged: it does not have its digest; restore the server's backup, or "
-            "remove the run and begin a new one"
+            f"{path} is damaged, or of an older hushrec: its digest does not fit; remove the run "
+            f"{path.parent} and begin a new one"
         )
     return parse(Roster, json.dumps(record), str(path))
 

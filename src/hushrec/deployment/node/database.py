@@ -201,12 +201,13 @@ class NodeDatabase:
     # ------------------------------------------------------------ integrity
 
     def give_back(self) -> None:
-        """Return free pages to the file system, where they are many and nobody else writes."""
+        """Empty the write-ahead log, and return free pages to the file system where they are many;
+        if another process writes, or there is no room to do it, the next run tries again."""
         free, pages = self.one("PRAGMA freelist_count"), self.one("PRAGMA page_count")
-        if free > FEW_PAGES and free * FREE_SHARE > pages:
-            with suppress(DiskError):  # the next run tries again
+        with suppress(DiskError):
+            if free > FEW_PAGES and free * FREE_SHARE > pages:
                 self.connection.execute("VACUUM")
-                self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def backup(self, target: Path, *, overwrite: bool = False) -> list[PartCheck]:
         """Write a checked copy of the file, of one moment, while others may use it."""
