@@ -168,9 +168,9 @@ CHANGES = {
     "UPDATE interactions SET user = 1 WHERE id = 60": "interactions",
     "DELETE FROM interactions WHERE id = 3": "interactions",
     "UPDATE users SET silo = 7 WHERE id = 1": "users",
-    "DELETE FROM private WHERE rowid = (SELECT MIN(rowid) FROM private)": "private",
-    "UPDATE private SET arrays = zeroblob(10) WHERE rowid = (SELECT MIN(rowid) FROM private)": "private",
-    "UPDATE private SET client = 999 WHERE rowid = (SELECT MIN(rowid) FROM private)": "private",
+    "DELETE FROM private WHERE client = 2": "private",
+    "UPDATE private SET arrays = zeroblob(10) WHERE client = 2": "private",
+    "UPDATE private SET client = 999 WHERE client = 2": "private",
     "UPDATE ledger SET uploads = 0": "ledger",
     "UPDATE runs SET round = 0": "runs",
     "UPDATE members SET client = 9 WHERE place = 2": "members",
@@ -278,8 +278,10 @@ def restored(sample, tmp_path):
     path, backup, new = (tmp_path / name for name in ("a.node", "a.backup", "b.node"))
     write(path, sample.content)
     with NodeDatabase.open(path) as store:
-        key = store.noise_key
+        key, reply = store.noise_key, store.one("SELECT reply FROM replies")
         store.backup(backup)
+    trace = reply[700:740]
+    assert trace in path.read_bytes() and trace not in backup.read_bytes(), "no kept answer"
     NodeDatabase.restore(backup, new)
     return key, new
 

@@ -33,6 +33,7 @@ from hushrec.io.codec import Stored, read_stored
 from hushrec.io.files import (
     atomic_file,
     atomic_folder,
+    is_free,
     remove,
     require_empty,
     scratch_folder,
@@ -295,8 +296,8 @@ def restore_folder(source: Path, folder: Path, *, overwrite: bool = False) -> Ba
     """Make the folder of a coordinator or a node from a backup, checked before it is there."""
     if not source.is_file():
         raise RunError(f"{source}: no such backup; 'hushrec federate backup' makes one")
-    if not overwrite:
-        require_empty(folder)
+    if not overwrite and not is_free(folder):
+        raise RunError(f"{folder} exists already: choose another folder, or add --overwrite")
     _require_stopped(folder)
     fresh, old = folder.with_name(f".{folder.name}.restored"), _beside(folder)
     remove(fresh)

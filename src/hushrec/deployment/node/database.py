@@ -30,12 +30,12 @@ from hushrec.data.interactions import Interactions
 from hushrec.deployment.node.tables import (
     APPLICATION,
     BACKUP,
+    DamagedError,
+    InteractionRows,
     NodeConnection,
     PartCheck,
     TextDigests,
-    interaction_digests,
     signed,
-    user_totals,
 )
 from hushrec.errors import DataError, DiskError, RunError
 from hushrec.federation.contract import Contract
@@ -145,7 +145,7 @@ class NodeDatabase:
                 )
             if found != application:
                 what = "node of hushrec" if application == APPLICATION else "backup of a node"
-                raise RunError(f"{path} is no {what}, or its first page is damaged")
+                raise DamagedError(path, f"it is no {what}, or its first page is lost")
             connection.migrate()
             return cls(path, connection)
         except BaseException:
@@ -210,25 +210,34 @@ class NodeDatabase:
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def backup(self, target: Path, *, overwrite: bool = False) -> list[PartCheck]:
-        """Write a checked copy of the file, of one moment, while others may use it."""
+        """Write a checked copy of the file, of one moment, while others may use it.
+
+        All runs are closed in it, and unfinished ones and kept answers are left out: the node goes
+        on, so whoever restores the copy must not answer for these runs.
+        """
         if target.exists() and not overwrite:
             raise RunError(f"{target} exists already: choose another file, or add --overwrite")
-        with atomic_file(target, secret=True) as partial_file:
-            with self.connection.explained(), closing(sqlite3.connect(partial_file)) as copy:
+        with atomic_file(target, secret=True) as partial:
+            with self.connection.explained(), closing(sqlite3.connect(partial)) as copy:
                 self.connection.backup(copy)
-                copy.execute(f"PRAGMA application_id = {BACKUP}")
-            with NodeDatabase._open(partial_file, BACKUP) as made:
-                found = made.connection.require_sound()
-                made.connection.execute("PRAGMA journal_mode = DELETE")  # one file
-        return found
+            try:
+                with NodeDatabase._open(partial, APPLICATION) as made:
+                    with made.changing():
+                        made.connection.execute("INSERT OR IGNORE INTO closed SELECT id FROM runs")
+                        made.connection.execute(
+                            "DELETE FROM runs WHERE id NOT IN (SELECT run FROM models)"
+                        )
+                        for table in ("replies", "setups", "sums", "pieces"):
+                            made.connection.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
+                    return made._handed_over(BACKUP)
+            except DamagedError as error:
+                raise DamagedError(self.path, error.what) from None
 
     @classmethod
     def restore(cls, source: Path, path: Path, *, overwrite: bool = False) -> list[PartCheck]:
         """Make a node of a backup, checked before anything is replaced.
 
-        The node that was backed up went on: it may have answered rounds that the backup does not
-        know of. So the restored node draws another key for its noise, is in no run of before, and
-        joins a run from its first round on.
+        The restored node draws another key for its noise, and joins a run from its first round on.
         """
         if not source.is_file():
             raise RunError(f"{source}: no such backup; 'hushrec node backup' makes one")
@@ -238,25 +247,26 @@ class NodeDatabase:
                 "replace it"
             )
         require_unused(path)
-        with atomic_file(path, secret=True) as partial_file:
-            shutil.copyfile(source, partial_file)
-            with cls._open(partial_file, BACKUP) as made:
-                found = made.connection.require_sound()
-                with made.changing():
-                    made.keep_fact("noise_key", new_key())
-                    made.keep_fact(RESTORED, "1")
-                    made.connection.execute("INSERT OR IGNORE INTO closed SELECT id FROM runs")
-                    made.connection.execute(
-                        "DELETE FROM runs WHERE id NOT IN (SELECT run FROM models)"
-                    )
-                    for table in ("replies", "setups", "sums", "pieces"):
-                        made.connection.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
-                made.connection.execute("VACUUM")
-                made.connection.execute(f"PRAGMA application_id = {APPLICATION}")
-                made.connection.execute("PRAGMA journal_mode = DELETE")
+        with atomic_file(path, secret=True) as partial:
+            shutil.copyfile(source, partial)
+            try:
+                with cls._open(partial, BACKUP) as made:
+                    with made.changing():
+                        made.keep_fact("noise_key", new_key())
+                        made.keep_fact(RESTORED, "1")
+                    found = made._handed_over(APPLICATION)
+            except DamagedError as error:
+                raise RunError(f"{source} is damaged: {error.what}; use another backup") from None
             for end in BESIDE:  # of the file that is replaced
                 remove(path.with_name(f"{path.name}{end}"))
-        return found
+            return found
+
+    def _handed_over(self, application: int) -> list[PartCheck]:
+        """Make this one file with another application id, and check it."""
+        self.connection.execute(f"PRAGMA application_id = {application}")
+        self.connection.execute("VACUUM")  # without the bytes of what was deleted
+        self.connection.execute("PRAGMA journal_mode = DELETE")
+        return self.connection.require_sound()
 
     # ------------------------------------------------------------ interactions
 
@@ -292,27 +302,27 @@ class NodeDatabase:
             ids = [people_now[name][0] if name in people_now else -1 for name in data.users]
             items = data.items.tolist()
             first = self.one("SELECT seq FROM sqlite_sequence WHERE name = 'interactions'") or 0
-            columns = (
-                [ids[user] for user in data.user],
-                range(first + 1, first + 1 + len(data)),
-                [items[item] for item in data.item],
-                data.value.astype(np.float64).tolist(),
-                (data.time + shift).tolist(),
-                contexts,
+            rows = InteractionRows(
+                user=np.array(ids, np.int64)[data.user],
+                id=np.arange(first + 1, first + 1 + len(data)),
+                item=[items[item] for item in data.item],
+                value=data.value.astype(np.float64),
+                time=data.time + shift,
+                context=contexts,
             )
             self.connection.executemany(
-                "INSERT INTO interactions (user, id, item, value, time, context) "
-                "VALUES (?, ?, ?, ?, ?, ?)",
-                zip(*columns, strict=True),
+                f"INSERT INTO interactions ({InteractionRows.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608
+                zip(
+                    *(rows.user.tolist(), rows.id.tolist(), rows.item),
+                    *(rows.value.tolist(), rows.time.tolist(), rows.context),
+                    strict=True,
+                ),
             )
-            digests = interaction_digests(columns, TextDigests())
             before = {row[0]: row[4] for row in people_now.values()}
+            totals = rows.totals(TextDigests()).items()
             self.connection.executemany(
                 "UPDATE users SET history = ? WHERE id = ?",
-                (
-                    (signed(before[number] + total), number)
-                    for number, total in user_totals(np.array(columns[0]), digests).items()
-                ),
+                [(signed(before[user] + total), user) for user, total in totals],
             )
             self.keep_fact("has_time", str(int(data.has_time)))
         new_users = len(people_now) - known_users
@@ -377,25 +387,21 @@ class NodeDatabase:
         """
         catalogue = self.contract.catalogue
         index = {str(item): k for k, item in enumerate(catalogue.items)}
+        place = np.full(max(members, default=0) + 1, -1)
+        place[[*members]] = [*members.values()]
         context = list[str]()
-        parts: list[list[NDArray[Any]]] = []
-        types = np.int64, np.int32, np.int32, np.float32, np.int64
-        for columns in self.connection.histories():  # numbers in arrays take little memory
-            rows = zip(*columns, strict=True)
-            kept = [r for r in rows if r[1] <= upto and r[0] in members and r[2] in index]
-            user, number, item, value, when, more = zip(*kept, strict=True) if kept else ((),) * 6
-            places = map(members.__getitem__, user), map(index.__getitem__, item)
-            numbers = number, *places, value, when
-            parts.append([np.array([*n], t) for n, t in zip(numbers, types, strict=True)])
+        parts: list[tuple[NDArray[Any], ...]] = []
+        for rows in self.connection.histories():  # numbers in arrays take little memory
+            item = np.fromiter((index.get(name, -1) for name in rows.item), np.int32)
+            user = np.where(rows.user < len(place), place[rows.user.clip(0, len(place) - 1)], -1)
+            kept = np.flatnonzero((user >= 0) & (item >= 0) & (rows.id <= upto))
+            columns = user.astype(np.int32), item, rows.value.astype(np.float32), rows.time
+            parts.append(tuple(column[kept] for column in columns))
             if catalogue.context:
-                context.extend(more)
+                context.extend(rows.context[k] for k in kept.tolist())
         if not sum(len(part[0]) for part in parts):
             return None
-        joined = [np.concatenate(each) for each in zip(*parts, strict=True)]
-        by_arrival = np.argsort(joined[0])
-        users, items, values, times = (column[by_arrival] for column in joined[1:])
-        if context:
-            context = [context[k] for k in by_arrival.tolist()]
+        users, items, values, times = (np.concatenate(each) for each in zip(*parts, strict=True))
         people = {row[0]: (row[1], row[2]) for row in self.connection.sealed("users")}
         order = sorted(members, key=members.__getitem__)
         names, features = zip(*(people[number] for number in order), strict=True)
@@ -425,12 +431,16 @@ class NodeDatabase:
 
     def items_of(self, user: int) -> list[str]:
         """Return the items of a user's interactions, oldest first."""
-        columns = [c for part in self.connection.histories(user) for c in zip(*part, strict=True)]
-        return [row[2] for row in sorted(columns, key=lambda row: (row[4], row[1]))]
+        found = [
+            (when, number, item)
+            for rows in self.connection.histories(user)
+            for when, number, item in zip(rows.time, rows.id, rows.item, strict=True)
+        ]
+        return [item for _, _, item in sorted(found)]
 
     def counts(self) -> dict[str, int]:
         """Count users, interactions and items."""
-        items = Counter(item for part in self.connection.histories() for item in part[2])
+        items = Counter(item for rows in self.connection.histories() for item in rows.item)
         known = set(self.contract.catalogue.items.tolist())
         return {
             "users": len(self.connection.sealed("users")),

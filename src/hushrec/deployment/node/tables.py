@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,32 +127,51 @@ class TextDigests(dict[str, int]):
         return found
 
 
-def interaction_digests(columns: Sequence[Sequence[Any]], texts: TextDigests) -> NDArray[np.uint64]:
-    """Return the digest of each interaction: its user, id, item, value, time and context."""
-    user, number, item, value, when, context = columns
-    words = (
-        np.array(user, np.int64).view(np.uint64),
-        np.array(number, np.int64).view(np.uint64),
-        np.fromiter(map(texts.__getitem__, item), np.uint64, len(item)),
-        np.array(value, np.float64).view(np.uint64),
-        np.array(when, np.int64).view(np.uint64),
-        np.fromiter(map(texts.__getitem__, context), np.uint64, len(context)),
-    )
-    found = np.full(len(user), 0x9E3779B97F4A7C15, np.uint64)
-    for word in words:  # the finaliser of SplitMix64: another word gives another digest
-        found ^= word
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
-        found ^= found >> np.uint64(31)
-    return found
+@dataclass(frozen=True)
+class InteractionRows:
+    """Interactions, by columns."""
 
+    user: NDArray[np.int64]
+    id: NDArray[np.int64]
+    item: Sequence[str]
+    value: NDArray[np.float64]
+    time: NDArray[np.int64]
+    context: Sequence[str]
 
-def user_totals(users: NDArray[np.int64], digests: NDArray[np.uint64]) -> dict[int, int]:
-    """Return each user's sum of digests, modulo 2^64; rows of a user need not be neighbours."""
-    order = np.argsort(users, kind="stable")
-    numbers, starts = np.unique(users[order], return_index=True)
-    totals = np.add.reduceat(digests[order], starts) if len(users) else digests
-    return dict(zip(numbers.tolist(), totals.tolist(), strict=True))
+    COLUMNS: ClassVar[str] = "user, id, item, value, time, context"
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[Any]]) -> InteractionRows:
+        """Sort rows of the file into columns; raise if one is of another type."""
+        user, number, item, value, when, context = ([row[k] for row in rows] for k in range(6))
+        return cls(
+            np.array(user, np.int64),
+            np.array(number, np.int64),
+            item,
+            np.array(value, np.float64),
+            np.array(when, np.int64),
+            context,
+        )
+
+    def digests(self, texts: TextDigests) -> NDArray[np.uint64]:
+        """Return the digest of each interaction."""
+        items = np.fromiter(map(texts.__getitem__, self.item), np.uint64, len(self.item))
+        contexts = np.fromiter(map(texts.__getitem__, self.context), np.uint64, len(self.context))
+        found = np.full(len(self.user), 0x9E3779B97F4A7C15, np.uint64)
+        for word in (self.user, self.id, items, self.value, self.time, contexts):
+            # The finaliser of SplitMix64: another word gives another digest.
+            found ^= word.view(np.uint64)
+            for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+                found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
+            found ^= found >> np.uint64(31)
+        return found
+
+    def totals(self, texts: TextDigests) -> dict[int, int]:
+        """Return each user's sum of digests, modulo 2^64."""
+        order = np.argsort(self.user, kind="stable")
+        users, starts = np.unique(self.user[order], return_index=True)
+        sums = np.add.reduceat(self.digests(texts)[order], starts) if len(order) else starts
+        return dict(zip(users.tolist(), sums.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -296,24 +315,14 @@ class NodeConnection(sqlite3.Connection):
         if (self._schema() - self._seal_of("schema", "")) % 2**64:
             raise DamagedError(self.path, "the declarations of its tables do not have their digest")
 
-    def histories(self, user: int | None = None) -> Iterator[tuple[Sequence[Any], ...]]:
-        """Yield the interactions of all users, or of one, by columns: user, id, item, value, time
-        and context. They are complete and unchanged if the iteration ends without an error."""
-        texts, totals = TextDigests(), defaultdict[int, int](int)
+    def histories(self, user: int | None = None) -> Iterator[InteractionRows]:
+        """Yield the interactions of all users, or of one, in the order of their ids. They are
+        complete and unchanged if the iteration ends without an error."""
+        totals = defaultdict[int, int](int)
         only, values = ("", ()) if user is None else ("WHERE user = ?", (user,))
-        query = "SELECT user, id, item, value, time, context FROM interactions"
         with self.snapshot():
             known = {row[0]: (row[1], row[4]) for row in self.sealed("users")}
-            cursor = self.execute(f"{query} {only} ORDER BY user, id", values)
-            while rows := cursor.fetchmany(READ_ROWS):
-                columns = tuple(zip(*rows, strict=True))
-                try:
-                    digests = interaction_digests(columns, texts)
-                except (TypeError, ValueError, OverflowError, AttributeError):
-                    raise DamagedError(self.path, "an interaction is of another type") from None
-                for number, total in user_totals(np.array(columns[0]), digests).items():
-                    totals[number] += total
-                yield columns
+            yield from self._interactions_of(totals, only, values)
         asked = known.keys() | totals.keys() if user is None else {user}
         wrong = [
             known.get(each, ("of nobody",))[0]
@@ -327,6 +336,21 @@ class NodeConnection(sqlite3.Connection):
                 f"{listed(wrong)}",
                 "take these users out with 'hushrec node forget' and import their data again, or ",
             )
+
+    def _interactions_of(
+        self, totals: dict[int, int], only: str = "", values: tuple[int, ...] = ()
+    ) -> Iterator[InteractionRows]:
+        """Yield interactions, and add their digests to the totals of users."""
+        query = f"SELECT {InteractionRows.COLUMNS} FROM interactions {only} ORDER BY id"  # noqa: S608 - ours
+        cursor, texts = self.execute(query, values), TextDigests()
+        while found := cursor.fetchmany(READ_ROWS):
+            try:
+                rows = InteractionRows.of(found)
+                for user, total in rows.totals(texts).items():
+                    totals[user] += total
+            except (TypeError, ValueError, OverflowError, AttributeError):
+                raise DamagedError(self.path, "an interaction is of another type") from None
+            yield rows
 
     def check(self) -> list[PartCheck]:
         """Check the structure of the file, and every row and value against its digest."""
@@ -364,7 +388,7 @@ class NodeConnection(sqlite3.Connection):
         return int(self.execute("PRAGMA page_count").fetchone()[0])
 
     def _interactions(self) -> int:
-        return sum(len(columns[0]) for columns in self.histories())
+        return sum(len(rows.item) for rows in self.histories())
 
     def _table(self, table: str) -> int:
         count = sum(len(self.sealed(table, owner)) for owner in self.owners(table))
@@ -447,13 +471,9 @@ class NodeConnection(sqlite3.Connection):
 
     def _seal_all(self) -> None:
         """Give an older file's rows their digests, as they are now."""
-        texts, totals = TextDigests(), defaultdict[int, int](int)
-        cursor = self.execute("SELECT user, id, item, value, time, context FROM interactions")
-        while rows := cursor.fetchmany(READ_ROWS):
-            columns = tuple(zip(*rows, strict=True))
-            digests = interaction_digests(columns, texts)
-            for number, total in user_totals(np.array(columns[0]), digests).items():
-                totals[number] += total
+        totals = defaultdict[int, int](int)
+        for _ in self._interactions_of(totals):
+            pass
         changes = [(signed(total), number) for number, total in totals.items()]
         self.executemany("UPDATE users SET history = ? WHERE id = ?", changes)
         for table in COLUMNS:
