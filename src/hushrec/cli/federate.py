@@ -20,6 +20,7 @@ from hushrec.cli.display import (
     status_tables,
     training_display,
 )
+from hushrec.cli.node import backup_folder_command, restore_folder_command
 from hushrec.cli.options import (
     PATH,
     SEED,
@@ -64,6 +65,10 @@ def federate_commands() -> None:
     hushrec federate server films/server
     hushrec federate node films/nodes/node-1
     """
+
+
+federate_commands.add_command(backup_folder_command)
+federate_commands.add_command(restore_folder_command)
 
 
 @dataclass(frozen=True)
@@ -230,7 +235,6 @@ def init_command(
 
     \b
     hushrec federate init films --data ml-100k --nodes 3
-    hushrec federate init films --data ratings.csv --nodes 2 --method pfedrec --rounds 20
     hushrec federate init clinics --items items.csv --node hospital-a --node hospital-b \\
         --host recommend.example.org --set privacy.mode=central --set privacy.epsilon=4
     hushrec federate init clinics --items items.csv --nodes 5 --secure \\
@@ -361,6 +365,7 @@ def node_command(folder: Path) -> None:
     opened = NodeFolder.open(folder)
     echo_err(f"{opened.config.name} connects to {opened.config.server}; Ctrl-C stops")
     with stopped_by_signals(), NodeDatabase.open(opened.store) as store:
+        store.connection.require_sound()
         run_node(
             opened, Worker(store, tell=echo_err, credentials=opened.credentials).answer, echo_err
         )
@@ -421,9 +426,7 @@ def status_command(folder: Path, watch: bool, as_json: bool) -> None:
     It reads the run's event log, so it works in another terminal, and after the run.
 
     \b
-    hushrec federate status films/server
     hushrec federate status films/server --watch
-    hushrec federate status films/server --json
     """
     config = ServerConfig.read(folder)
     newest = runs.newest_run(folder / "runs")

@@ -1,4 +1,4 @@
-"""``hushrec node``: the database of a federation's node."""
+"""``hushrec node``: the database of a federation's node; backups of it and of whole folders."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from hushrec.cli.serving import show_bundle, show_recommendations
 from hushrec.cli.terminal import show
 from hushrec.data.reading import read_interactions
 from hushrec.data.tables import Columns
+from hushrec.deployment.make import back_up_folder, restore_folder
 from hushrec.deployment.node.database import ImportCounts, NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
+from hushrec.deployment.node.tables import DamagedError, PartCheck
 from hushrec.deployment.node.training import model_of, recommend
-from hushrec.errors import DataError
+from hushrec.errors import DataError, listed
 from hushrec.federation.contract import Contract
 from hushrec.reporting.tables import facts_table
 from hushrec.serving.bundle import BundleForm, export
@@ -39,6 +41,9 @@ def node_commands() -> None:
     hushrec node recommend shop.node alice
     hushrec node export shop.node alice bundle-of-alice
     hushrec node forget shop.node alice
+    hushrec node check shop.node
+    hushrec node backup shop.node shop.backup
+    hushrec node restore shop.backup shop.node
     """
 
 
@@ -197,6 +202,116 @@ def status_command(store: Path, as_json: bool) -> None:
         facts, run = {**_contract_facts(node), **node.counts()}, NodeRuns(node).status()
     rows = {f"run {key}": value for key, value in (run or {}).items()}
     show(as_json, {**facts, "run": run}, facts_table({**facts, **rows}))
+
+
+@node_commands.command("check")
+@store_argument
+@json_option
+def check_command(store: Path, as_json: bool) -> None:
+    """Check the node's file: its structure, and every row and value against its digest.
+
+    Exit code 2 if a part is damaged. `hushrec federate node` checks the same when it starts.
+
+    \b
+    hushrec node check shop.node
+    hushrec node check shop.node --json
+    """
+    with NodeDatabase.open(store) as node:
+        found = node.connection.check()
+        sound = all(part.damage is None for part in found)
+        rows = {part.part: part.damage or f"{part.rows:,}" for part in found}
+        parts = [asdict(part) for part in found]
+        show(as_json, {"node": str(store), "sound": sound, "parts": parts}, facts_table(rows))
+        if not sound:
+            damage = listed([part.part for part in found if part.damage is not None], quote="")
+            raise DamagedError(store, damage)
+
+
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what is there.")
+
+
+@node_commands.command("backup")
+@store_argument
+@click.argument("file", type=PATH)
+@overwrite_option
+@json_option
+def backup_command(store: Path, file: Path, overwrite: bool, as_json: bool) -> None:
+    """Write a checked copy of the node's file, also while the node runs.
+
+    Only its owner may read it: it holds the users' data and the node's key. `hushrec federate
+    backup` includes the other files of a node's folder.
+
+    \b
+    hushrec node backup shop.node shop.backup
+    """
+    with NodeDatabase.open(store) as node:
+        parts = node.backup(file, overwrite=overwrite)
+    _show_backup(file, {"node": str(store)}, parts, as_json)
+
+
+@node_commands.command("restore")
+@click.argument("file", type=PATH)
+@store_argument
+@overwrite_option
+@json_option
+def restore_command(file: Path, store: Path, overwrite: bool, as_json: bool) -> None:
+    """Make a node of a backup, which is checked first.
+
+    The node recommends as it did when it was backed up. It draws a new key for its noise, takes no
+    further part in runs that began before, and joins a new run from its first round on.
+
+    \b
+    hushrec node restore shop.backup shop.node
+    hushrec node restore shop.backup shop.node --overwrite
+    """
+    parts = NodeDatabase.restore(file, store, overwrite=overwrite)
+    _show_backup(store, {"backup": str(file)}, parts, as_json)
+
+
+@click.command("backup")
+@click.argument("folder", metavar="DIR", type=PATH)
+@click.argument("file", type=PATH)
+@overwrite_option
+@json_option
+def backup_folder_command(folder: Path, file: Path, overwrite: bool, as_json: bool) -> None:
+    """Write the folder of a server or a node into one file, also while it runs.
+
+    Keys, configuration, finished runs and a node's file are in it; logs and unfinished runs are
+    not. Only its owner may read the file.
+
+    \b
+    hushrec federate backup films/server server.backup
+    hushrec federate backup films/nodes/node-1 node-1.backup
+    """
+    found = back_up_folder(folder, file, overwrite=overwrite)
+    facts = {"file": str(file), **asdict(found)}
+    show(as_json, facts, facts_table(facts))
+
+
+@click.command("restore")
+@click.argument("file", type=PATH)
+@click.argument("folder", metavar="DIR", type=PATH)
+@overwrite_option
+@json_option
+def restore_folder_command(file: Path, folder: Path, overwrite: bool, as_json: bool) -> None:
+    """Make the folder of a server or a node from a backup, which is checked first.
+
+    A run that was not finished cannot go on: begin a new one. `hushrec node restore` says what a
+    restored node does.
+
+    \b
+    hushrec federate restore server.backup films/server
+    hushrec federate restore server.backup films/server --overwrite
+    """
+    found = restore_folder(file, folder, overwrite=overwrite)
+    facts = {"folder": str(folder), **asdict(found)}
+    show(as_json, facts, facts_table(facts))
+
+
+def _show_backup(made: Path, source: dict[str, str], parts: list[PartCheck], as_json: bool) -> None:
+    facts = {"file": str(made), **source, "bytes": made.stat().st_size}
+    rows = {part.part: part.rows for part in parts}
+    show(as_json, {**facts, "rows": rows}, facts_table({**facts, **rows}))
 
 
 def _contract_facts(node: NodeDatabase) -> dict[str, object]:

@@ -1,11 +1,17 @@
-"""Make all folders of a federation: keys, configuration and, for a rehearsal, partitioned data."""
+"""Make all folders of a federation: keys, configuration and, for a rehearsal, partitioned data.
+
+A folder is backed up into one file and made again from it.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
+import tarfile
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from cryptography import x509
@@ -18,12 +24,23 @@ from hushrec.data.splitting import make_split
 from hushrec.deployment import provisioning
 from hushrec.deployment.coordinator.planning import Policy
 from hushrec.deployment.coordinator.roster import Holding
-from hushrec.deployment.node.database import ImportCounts, NodeDatabase
+from hushrec.deployment.node.database import ImportCounts, NodeDatabase, require_unused
 from hushrec.deployment.provisioning import AUTHORITY, Authority, NodeConfig, ServerConfig
-from hushrec.errors import ConfigError
+from hushrec.errors import ConfigError, RunError
 from hushrec.federation.contract import Contract
 from hushrec.federation.setup import set_up
-from hushrec.io.files import atomic_folder, require_empty, write_bytes
+from hushrec.io.codec import Stored, read_stored
+from hushrec.io.files import (
+    atomic_file,
+    atomic_folder,
+    is_free,
+    remove,
+    require_empty,
+    scratch_folder,
+    write_bytes,
+    writing,
+)
+from hushrec.runs.folder import SUMMARY, RunFolder, file_digest
 from hushrec.secagg.keys import Identity
 from hushrec.streams import Streams
 
@@ -34,6 +51,10 @@ HOST = re.compile(
 NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """A name that can be a folder on every system."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
+MANIFEST = "manifest.json"
+"""The list of files in a backup."""
+LEFT_OUT = "run"
+"""Folder with the logs of the processes on this machine."""
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - nodes on other machines must reach the server
 
 
@@ -210,3 +231,152 @@ Then, with hushrec and its extra "flower" on each machine (pip install 'hushrec[
 Both run in the foreground until they are stopped. 'hushrec federate renew' renews the server's
 certificate from this folder; docs/deployment.md of hushrec describes more.
 """
+
+
+@dataclass(frozen=True)
+class BackupFacts:
+    """What a backup of a folder holds."""
+
+    kind: Literal["server", "node"]
+    federation: str
+    files: int
+    bytes: int
+    runs: tuple[str, ...]
+    """Finished runs of a coordinator."""
+
+
+class _Manifest(Stored):
+    """The list of a backup's files."""
+
+    kind: Literal["server", "node"]
+    federation: str
+    store: str | None
+    """File of a node's database."""
+    files: dict[str, str]
+    """Digest of each file, by its path in the folder."""
+
+
+def back_up_folder(folder: Path, target: Path, *, overwrite: bool = False) -> BackupFacts:
+    """Write the folder of a coordinator or a node into one file, which only its owner may read.
+
+    Logs are left out, and so are runs that are not finished: going on from an older state of a run
+    would use its noise twice. The archive is read back and compared before it has its name.
+    """
+    if target.exists() and not overwrite:
+        raise RunError(f"{target} exists already: choose another file, or add --overwrite")
+    is_node = (folder / "node.key").exists()
+    opened = (provisioning.NodeFolder if is_node else provisioning.ServerFolder).open(folder)
+    config, store = opened.config, None
+    if isinstance(config, NodeConfig):
+        store = config.store
+        if Path(store).is_absolute() or ".." in Path(store).parts:
+            raise ConfigError(
+                f"{store} is outside of {folder}: back it up with 'hushrec node backup'"
+            )
+    names = [name for name in _kept_files(folder) if store is None or not name.startswith(store)]
+    digests: dict[str, str] = {}
+    with atomic_file(target, secret=True) as partial, scratch_folder(_beside(target)) as scratch:
+        with tarfile.open(partial, "w") as archive:
+            for name in names:
+                digests[name] = _add(archive, folder / name, name)
+            if store is not None:
+                with NodeDatabase.open(folder / store) as node:
+                    node.backup(scratch / "data")
+                digests[store] = _add(archive, scratch / "data", store)
+            kind: Literal["server", "node"] = "node" if is_node else "server"
+            manifest = _Manifest(
+                kind=kind, federation=config.federation, store=store, files=digests
+            )
+            (scratch / MANIFEST).write_text(manifest.to_json(), "utf-8")
+            _add(archive, scratch / MANIFEST, MANIFEST)
+        return _unpack(partial, target, scratch / "again")[1]
+
+
+def restore_folder(source: Path, folder: Path, *, overwrite: bool = False) -> BackupFacts:
+    """Make the folder of a coordinator or a node from a backup, checked before it is there."""
+    if not source.is_file():
+        raise RunError(f"{source}: no such backup; 'hushrec federate backup' makes one")
+    if not overwrite and not is_free(folder):
+        raise RunError(f"{folder} exists already: choose another folder, or add --overwrite")
+    _require_stopped(folder)
+    fresh, old = folder.with_name(f".{folder.name}.restored"), _beside(folder)
+    remove(fresh)
+    try:
+        with atomic_folder(fresh, secret=True) as made:
+            manifest, facts = _unpack(source, source, made)
+            (made / MANIFEST).unlink()
+            if manifest.store is not None:
+                packed = made / "backup"
+                (made / manifest.store).rename(packed)
+                NodeDatabase.restore(packed, made / manifest.store)
+                packed.unlink()
+        with writing(folder):
+            remove(old)
+            if folder.exists():
+                folder.rename(old)
+            fresh.rename(folder)
+    finally:
+        remove(fresh)
+    remove(old)
+    return facts
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.backup")
+
+
+def _kept_files(folder: Path) -> list[str]:
+    """Return the files of a folder that a backup holds, by their paths in it."""
+    unfinished = {run for run in (folder / "runs").glob("*") if not (run / SUMMARY).exists()}
+    found = []
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in inside.parts) or inside.parts[0] == LEFT_OUT
+        if path.is_file() and not hidden and not unfinished & set(path.parents):
+            found.append(inside.as_posix())
+    return found
+
+
+def _add(archive: tarfile.TarFile, path: Path, name: str) -> str:
+    """Add a file to an archive; return its digest."""
+    archive.add(path, name, recursive=False)
+    return file_digest(path)
+
+
+def _unpack(archive: Path, shown: Path, folder: Path) -> tuple[_Manifest, BackupFacts]:
+    """Unpack a backup into a folder, and check every file against the list."""
+    names = []
+    try:
+        with tarfile.open(archive, "r:") as packed:
+            for member in packed:
+                content, target = packed.extractfile(member), folder / member.name
+                if content is None or not target.resolve().is_relative_to(folder.resolve()):
+                    raise RunError(f"{shown} is no backup of a folder: it holds '{member.name}'")
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with target.open("xb") as file:
+                    shutil.copyfileobj(content, file)
+                target.chmod(0o600)
+                names.append(member.name)
+    except (tarfile.TarError, ValueError, EOFError, FileExistsError) as error:
+        raise RunError(f"{shown} is damaged, or is no backup of a folder: {error}") from None
+    if MANIFEST not in names:
+        raise RunError(f"{shown} is damaged, or is no backup of a folder: it has no {MANIFEST}")
+    manifest = read_stored(_Manifest, folder / MANIFEST)
+    if sorted(names) != sorted([*manifest.files, MANIFEST]):
+        raise RunError(f"{shown} is damaged: it does not hold the files that it lists")
+    for name, digest in manifest.files.items():
+        if file_digest(folder / name) != digest:
+            raise RunError(f"{shown} is damaged: '{name}' in it does not have its digest")
+    runs = sorted({name.split("/")[1] for name in manifest.files if name.startswith("runs/")})
+    size = sum((folder / name).stat().st_size for name in manifest.files)
+    count, federation = len(manifest.files), manifest.federation
+    return manifest, BackupFacts(manifest.kind, federation, count, size, tuple(runs))
+
+
+def _require_stopped(folder: Path) -> None:
+    """Refuse to replace a folder that a process works in."""
+    for run in (folder / "runs").glob("run-*"):
+        if RunFolder(run).is_locked():
+            raise RunError(f"{folder} is in use: stop 'hushrec federate run' and the server first")
+    for store in folder.glob("*.node"):
+        require_unused(store)

@@ -192,10 +192,10 @@ class RunFolder:
                 target = folder / f"{file}.safetensors"
                 save_file({key: np.ascontiguousarray(a) for key, a in arrays.items()}, target)
                 target.chmod(0o600)  # as private as the data
-                digests[target.name] = _digest(target)
+                digests[target.name] = file_digest(target)
             header = CheckpointHeader(**state, settings=self._settings(), files=digests)
             record = header.as_dict()
-            record["digest"] = _text_digest(record)
+            record["digest"] = record_digest(record)
             (folder / "state.json").write_text(json.dumps(record, indent=2))
         self.drop_checkpoints(but=name)
 
@@ -217,11 +217,11 @@ class RunFolder:
             record = codec.read_json(state)
         except RunError:
             raise _damaged(state) from None
-        if record.pop("digest", None) != _text_digest(record):
+        if record.pop("digest", None) != record_digest(record):
             raise _damaged(state)
         header = codec.parse(CheckpointHeader, json.dumps(record), str(state))
         for file, digest in header.files.items():
-            if not (folder / file).is_file() or _digest(folder / file) != digest:
+            if not (folder / file).is_file() or file_digest(folder / file) != digest:
                 raise _damaged(folder / file)
         if header.settings != self._settings():
             raise RunError(
@@ -241,7 +241,7 @@ class RunFolder:
     def _settings(self) -> str:
         """Return a digest of config.toml without the number of rounds."""
         config = codec.read_toml(self.path / "config.toml")
-        return _text_digest({key: value for key, value in config.items() if key != "rounds"})
+        return record_digest({key: value for key, value in config.items() if key != "rounds"})
 
 
 def _damaged(file: Path) -> RunError:
@@ -309,12 +309,14 @@ def is_run(path: Path) -> bool:
     return {"data", "method", "protocol", "rounds", "seed"} <= config.keys()
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """Return the digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
-def _text_digest(record: Mapping[str, Any]) -> str:
+def record_digest(record: Mapping[str, Any]) -> str:
+    """Return the digest of a JSON object."""
     return hashlib.blake2b(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 

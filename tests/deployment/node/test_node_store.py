@@ -10,9 +10,10 @@ import pytest
 
 from hushrec.aggregation import ClientRows
 from hushrec.data.interactions import Categorical, Interactions, MultiCategorical
-from hushrec.deployment.node import database as schema
+from hushrec.deployment.node import schema
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import FinishedRound, NodeRuns
+from hushrec.deployment.node.tables import APPLICATION
 from hushrec.errors import ConfigError, DataError, MessageError, RunError
 from hushrec.federation.contract import Catalogue, Contract
 from hushrec.federation.experiment import ExperimentRequest
@@ -240,6 +241,7 @@ def test_what_a_foreign_key_reads_is_small(node):
     runs = NodeRuns(node)
     large = bytes(2**20)
     runs.finish_round(runs.begin("run"), replace(done(1), reply=large))
+    assert runs.reply(runs.get("run")) == large
     runs.keep_model(runs.get("run"), large)
     page = node.one("PRAGMA page_size")
     tables = [name for (name,) in node.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
@@ -249,7 +251,7 @@ def test_what_a_foreign_key_reads_is_small(node):
     assert parents == {"runs", "users"}
     for table in parents:
         assert 0 < largest_page_chain(node, table) < page
-    assert runs.reply(runs.get("run")) == large and runs.newest_model()[1] == large
+    assert runs.newest_model()[1] == large
 
 
 def test_unchanged_private_parameters_are_not_written_again(node):
@@ -320,10 +322,18 @@ def test_old_runs_go_but_for_what_is_recommended_with(node):
         runs.finish_round(run, done(1))
         if name == "one":
             runs.keep_model(run, b"model")
+            assert runs.reply(run) is None, "no round of a finished run is asked for again"
     kept = {run for (run,) in node.rows("SELECT id FROM runs")}
     assert kept == {"one", "three", "four"}
     assert {run for (run,) in node.rows("SELECT DISTINCT run FROM private")} == kept
-    assert set(runs.uploads("two")) == {f"user-{k:02d}" for k in range(4)}, "the ledger stays"
+    people = {f"user-{k:02d}" for k in range(4)}
+    assert runs.uploads("") == dict.fromkeys(people, 1), "the ledger keeps the sum"
+    with pytest.raises(MessageError, match="is over"):
+        runs.begin("two")
+    runs.keep_model(runs.get("four"), b"other")
+    assert [run for (run,) in node.rows("SELECT id FROM runs")] == ["four"]
+    assert runs.uploads("") == dict.fromkeys(people, 3)
+    assert runs.newest_model()[1] == b"other"
 
 
 def bytes_of(store: NodeDatabase) -> bytes:
@@ -378,35 +388,57 @@ def test_a_silo_loses_its_parameters_with_one_of_its_users(tmp_path):
         assert node.one("SELECT COUNT(*) FROM private") == 2
 
 
-def test_an_older_file_is_brought_up_to_date(tmp_path, monkeypatch, node):
-    """The first version's tables, as they were written then."""
+def older_file(path, version, rows) -> None:
+    """Write a file as an earlier hushrec did: ``rows`` by statement, after the first tables."""
+    path.touch(0o600)
+    connection = sqlite3.connect(path)
+    for number, script in enumerate(schema.MIGRATIONS[:version]):
+        connection.executescript(script)
+        if not number:
+            for statement, values in rows:
+                connection.executemany(statement, values)
+    connection.execute(f"PRAGMA application_id = {APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {version}")
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize("version", range(1, schema.SEALED_FROM))
+def test_an_older_file_is_brought_up_to_date(tmp_path, node, version):
+    """The first version's tables, as they were written then, and every version since."""
     node.add_interactions(taste_world())
     runs = NodeRuns(node)
     assert runs.finish_round(runs.begin("run"), done(1))
-    private = node.rows("SELECT run, client, round, arrays FROM private")
-    path = tmp_path / "old.node"
-    with monkeypatch.context() as past:
-        past.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        with NodeDatabase.create(path, "a", contract()) as old:
-            old.add_interactions(taste_world())
-            old.connection.execute(
-                "INSERT INTO runs (id, number, upto, round, reply) VALUES "
-                "('run', 1, 999, 1, CAST('reply 1' AS BLOB))"
-            )
-            old.connection.executemany("INSERT INTO private VALUES (?, ?, ?, ?)", private)
-            old.connection.execute("INSERT INTO ledger VALUES ('run', 1, 3)")
-            with pytest.raises(RunError, match="no such column"), old.changing():
-                old.connection.execute("UPDATE runs SET model = 'model'")
-            before = old.counts()["interactions"]
+    columns = "user, item, value, time, context"
+    path, private = tmp_path / "old.node", "SELECT run, client, round, arrays FROM private"
+    reply = [("run", 1, 999, 1, b"reply 1")]
+    older_file(
+        path,
+        version,
+        [
+            ("INSERT INTO facts VALUES (?, ?)", node.rows("SELECT name, value FROM facts")),
+            ("INSERT INTO users (id, name) VALUES (?, ?)", node.rows("SELECT id, name FROM users")),
+            (
+                f"INSERT INTO interactions ({columns}) VALUES (?, ?, ?, ?, ?)",
+                node.rows(f"SELECT {columns} FROM interactions"),
+            ),
+            ("INSERT INTO runs (id, number, upto, round, reply) VALUES (?, ?, ?, ?, ?)", reply),
+            ("INSERT INTO members VALUES (?, ?, ?, ?)", node.rows("SELECT * FROM members")),
+            ("INSERT INTO private VALUES (?, ?, ?, ?)", node.rows(private)),
+            ("INSERT INTO ledger VALUES (?, ?, ?)", [("run", 1, 3)]),
+        ],
+    )
     with NodeDatabase.open(path) as again:
-        assert again.one("PRAGMA user_version") == len(schema.MIGRATIONS) > 1
+        assert again.one("PRAGMA user_version") == len(schema.MIGRATIONS)
+        assert all(each.damage is None for each in again.connection.check())
         runs = NodeRuns(again)
-        runs.keep_model(runs.get("run"), b"model")
-        assert again.counts()["interactions"] == before
         run = runs.get("run")
         assert (runs.reply(run), run.masked) == (b"reply 1", 0)
+        runs.keep_model(runs.get("run"), b"model")
+        assert again.counts()["interactions"] == len(taste_world())
         assert sum(runs.uploads("run").values()) == 3
         assert np.array_equal(loaded(runs, run, 2), _plain(filled(), 2))
+        assert all(each.damage is None for each in again.connection.check())
 
 
 def test_a_migration_that_fails_leaves_the_old_version(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from hushrec.aggregation import ExactSum, FixedPoint, KeyedRows, LossSum, Update
 from hushrec.data.splitting import make_split
 from hushrec.deployment.coordinator.run import RemoteBackend
 from hushrec.deployment.coordinator.summing import JournalEntry, RecoveryJournal
-from hushrec.deployment.node import database as schema
+from hushrec.deployment.node.tables import NodeConnection
 from hushrec.deployment.node.worker import Worker
 from hushrec.errors import ConfigError, FederationError, MessageError, RunError
 from hushrec.federation import sums as vectors
@@ -477,7 +477,7 @@ def test_what_is_asked_twice_is_answered_alike_and_done_once(tmp_path, undisturb
 def test_a_node_that_is_killed_goes_on(tmp_path, monkeypatch, undisturbed, when):
     """Every node dies at every stage: in the middle of writing, or before what it wrote is sent."""
     world = World(tmp_path, policy=PATIENT, **CENTRAL)
-    died, real = set(), schema.transaction
+    died, real = set(), NodeConnection.transaction
 
     @contextmanager
     def dying(connection):
@@ -494,7 +494,7 @@ def test_a_node_that_is_killed_goes_on(tmp_path, monkeypatch, undisturbed, when)
             died.add(at)
             raise RuntimeError("killed")
 
-    monkeypatch.setattr(schema, "transaction", dying)
+    monkeypatch.setattr(NodeConnection, "transaction", dying)
     for number in (1, 2):
         same(world.train(number), undisturbed[1][number - 1])
     monkeypatch.undo()

@@ -61,6 +61,9 @@ class Policy(Settings):
     max_users_per_node: Annotated[int, Field(ge=1, le=2**31 - 1)] = 1_000_000
     """A node that claims more users is refused, and the others go on: memory of the coordinator
     and messages grow with the users."""
+    keep_models: Annotated[int, Field(ge=1)] = 3
+    """Finished runs whose model and log are kept; a new run drops those of older ones, of which
+    configuration, metrics, summary and model card stay."""
     rebind: bool = False
     """Whether a name may return under another transport identity, as nodes without keys do. Leave
     it off with authentication: a name then belongs to the key that enrolled it."""

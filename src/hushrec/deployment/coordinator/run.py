@@ -17,6 +17,7 @@ their first answer. The folder of a run holds::
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -42,11 +43,12 @@ from hushrec.federation.experiment import Experiment
 from hushrec.federation.requests import EvaluationRequest, Link, NodeId, TrainRequest
 from hushrec.federation.setup import set_up_public
 from hushrec.federation.sums import ExpectedSum, round_shape
-from hushrec.io.codec import Arrays
+from hushrec.io.codec import Arrays, parse, read_json
+from hushrec.io.files import remove
 from hushrec.methods.base import Shared
 from hushrec.privacy.plan import NoPlan, Plan
 from hushrec.privacy.protection import Protection
-from hushrec.runs.folder import FEDERATED, SUMMARY, RunFolder
+from hushrec.runs.folder import FEDERATED, SUMMARY, RunFolder, record_digest
 from hushrec.runs.recording import CheckpointCallback, restore, saved_key, summarise_federation
 from hushrec.runs.schema import Attendance, PhaseTraffic, Summary, WireBytes
 from hushrec.streams import new_key
@@ -178,6 +180,7 @@ class FederatedRun:
         if before is None or is_finished(before):
             number = 1 if before is None else int(before.path.name.removeprefix("run-")) + 1
             before = RunFolder.create(runs / f"run-{number:04d}", contract.experiment)
+            drop_old_models(runs, policy.keep_models)
         elif not resume and (before.path / FEDERATED).exists():
             raise RunError(
                 f"{before.path} was interrupted: go on with --resume, or remove it to begin anew"
@@ -235,7 +238,7 @@ class FederatedRun:
     def _gather(self, link: Link) -> tuple[Roster, Session]:
         """Meet the nodes: those of the run, or in a new one all that take part."""
         path = self.folder.path / FEDERATED
-        known = self.folder.read(FEDERATED, Roster) if path.exists() else None
+        known = read_roster(path) if path.exists() else None
         run = secrets.token_hex(8) if known is None else known.run
         session = Session(self.contract, run, link, self.policy, self.events, self.node_ids)
         if known is not None:
@@ -247,7 +250,9 @@ class FederatedRun:
             why = f"{changed}: users are numbered anew, so results are not those of one process"
             self.events.tell(EventLine(event="numbered anew", why=why))
         roster = Roster.of(run, self.contract.experiment, enrolled, self.partition)
-        self.folder.write_text(FEDERATED, roster.to_json())
+        record = json.loads(roster.to_json())
+        record["check"] = record_digest(record)
+        self.folder.write_text(FEDERATED, json.dumps(record))
         return roster, session
 
     def _forecast(self, task: Task, roster: Roster) -> None:
@@ -266,6 +271,17 @@ class FederatedRun:
                 down_bytes=messages * each.down_bytes,
             )
             self.events.tell(line)
+
+
+def read_roster(path: Path) -> Roster:
+    """Read the roster of a run, after checking it against its digest."""
+    record = read_json(path)
+    if record.pop("check", None) != record_digest(record):
+        raise RunError(
+            f"{path} is damaged, or of an older hushrec: its digest does not fit; remove the run "
+            f"{path.parent} and begin a new one"
+        )
+    return parse(Roster, json.dumps(record), str(path))
 
 
 class _RoundEvents(rounds.Callback):
@@ -296,6 +312,14 @@ def newest_run(runs: Path) -> RunFolder | None:
     """Return the newest of a server's runs."""
     found = sorted(path for path in runs.glob("run-*") if path.is_dir())
     return RunFolder(found[-1]) if found else None
+
+
+def drop_old_models(runs: Path, keep: int) -> None:
+    """Remove model, log and roster of all finished runs but the newest ``keep``."""
+    finished = [path for path in sorted(runs.glob("run-*")) if is_finished(RunFolder(path))]
+    for path in finished[:-keep]:
+        for name in ("checkpoint", EVENTS, FEDERATED, "sums"):
+            remove(path / name)
 
 
 def is_finished(folder: RunFolder) -> bool:

@@ -2,18 +2,21 @@
 
 The file holds the users' interactions, the contract that the node trains by and the key of its
 noise; `node.runs` keeps the private parameters and the ledger of its runs in it. Interactions with
-items outside of the catalogue are stored and counted, and are not used. A new file goes through all
-migrations, so that there is one way only to the newest schema.
+items outside of the catalogue are stored and counted, and are not used. Whatever is read is checked
+against its digest first (`node.tables`).
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import sqlite3
 import stat
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,177 +27,38 @@ from numpy.typing import NDArray
 
 from hushrec.data.features import columns_from_json, rows_to_json
 from hushrec.data.interactions import Interactions
+from hushrec.deployment.node.tables import (
+    APPLICATION,
+    BACKUP,
+    DamagedError,
+    InteractionRows,
+    NodeConnection,
+    PartCheck,
+    TextDigests,
+    signed,
+)
 from hushrec.errors import DataError, DiskError, RunError
 from hushrec.federation.contract import Contract
-from hushrec.io.files import remove
+from hushrec.io.files import atomic_file, remove
 from hushrec.streams import new_key
-
-APPLICATION = 0x48555348
-"""SQLite application id of the file."""
-WAIT_SECONDS = 30.0
-"""How long to wait for another process that is writing."""
-
-MIGRATIONS = (
-    """
-    CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-    CREATE TABLE users (
-        id INTEGER PRIMARY KEY,
-        name TEXT NOT NULL UNIQUE,
-        features TEXT NOT NULL DEFAULT '{}',  -- JSON, by name of the feature
-        silo INTEGER NOT NULL DEFAULT 0       -- which client holds the user, if any does
-    );
-    CREATE TABLE interactions (
-        id INTEGER PRIMARY KEY AUTOINCREMENT, -- never used again: a run takes part up to one
-        user INTEGER NOT NULL REFERENCES users ON DELETE CASCADE,
-        item TEXT NOT NULL,
-        value REAL NOT NULL,
-        time INTEGER NOT NULL,
-        context TEXT NOT NULL DEFAULT '{}'
-    );
-    CREATE INDEX interactions_of ON interactions (user);
-    CREATE TABLE runs (
-        id TEXT PRIMARY KEY,
-        number INTEGER NOT NULL,              -- 1 is the first run of this node
-        upto INTEGER NOT NULL,                -- later interactions wait for the next run
-        terms TEXT,                           -- digest of the assignment
-        round INTEGER NOT NULL DEFAULT 0,     -- last one done
-        selected INTEGER NOT NULL DEFAULT 0,  -- round whose private parameters are to be kept
-        request TEXT,                         -- digest of the last round's request
-        reply BLOB,                           -- and its answer
-        version INTEGER NOT NULL DEFAULT 0    -- counts the changes
-    ) WITHOUT ROWID;
-    CREATE TABLE members (
-        run TEXT NOT NULL REFERENCES runs ON DELETE CASCADE,
-        place INTEGER NOT NULL,               -- index of the user in the node's enrolment
-        user INTEGER NOT NULL REFERENCES users ON DELETE CASCADE,
-        client INTEGER NOT NULL,
-        PRIMARY KEY (run, place)
-    ) WITHOUT ROWID;
-    CREATE TABLE private (
-        run TEXT NOT NULL REFERENCES runs ON DELETE CASCADE,
-        client INTEGER NOT NULL,
-        round INTEGER NOT NULL,
-        arrays BLOB NOT NULL,
-        PRIMARY KEY (run, client, round)
-    );
-    CREATE TABLE ledger (
-        run TEXT NOT NULL,
-        user INTEGER NOT NULL REFERENCES users ON DELETE CASCADE,
-        uploads INTEGER NOT NULL,
-        PRIMARY KEY (run, user)
-    ) WITHOUT ROWID;
-    """,
-    # Parameters that recommend, once a run is finished.
-    "ALTER TABLE runs ADD COLUMN model BLOB",
-    # Secure sums: the pending sum of a run, and the round whose vector was sent.
-    """
-    ALTER TABLE runs ADD COLUMN masked INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE runs ADD COLUMN masked_request TEXT;
-    ALTER TABLE ledger ADD COLUMN round INTEGER NOT NULL DEFAULT 0;
-    CREATE TABLE sums (
-        run TEXT PRIMARY KEY REFERENCES runs ON DELETE CASCADE,
-        number INTEGER NOT NULL,              -- of the last sum that was begun
-        round INTEGER NOT NULL,               -- that is summed, or 0 for an evaluation
-        layout TEXT NOT NULL,
-        about TEXT NOT NULL,                  -- description of the request
-        asked BLOB,                           -- the request, until the vector is sent
-        state BLOB NOT NULL,                  -- secrets
-        request TEXT NOT NULL,                -- digest of the last request
-        reply BLOB                            -- and its answer
-    ) WITHOUT ROWID;
-    """,
-    # Secure sums with one set-up for many, and vectors in pieces.
-    """
-    DROP TABLE sums;
-    CREATE TABLE setups (
-        run TEXT PRIMARY KEY REFERENCES runs ON DELETE CASCADE,
-        first INTEGER NOT NULL,               -- number of its first sum
-        state BLOB NOT NULL,                  -- secrets
-        request TEXT NOT NULL,                -- digest of the last request
-        reply BLOB NOT NULL                   -- and its answer
-    ) WITHOUT ROWID;
-    CREATE TABLE sums (
-        run TEXT PRIMARY KEY REFERENCES runs ON DELETE CASCADE,
-        number INTEGER NOT NULL,              -- of the last sum that was begun
-        first INTEGER NOT NULL,               -- number of the first sum of its set-up
-        round INTEGER NOT NULL,               -- that is summed, or 0 for an evaluation
-        layout TEXT NOT NULL,
-        about TEXT NOT NULL,                  -- description of the request
-        state BLOB NOT NULL,                  -- secrets
-        masked TEXT NOT NULL,                 -- digest of the request for the vector
-        request TEXT NOT NULL,                -- digest of the last request
-        reply BLOB                            -- and its answer, where it is no vector
-    ) WITHOUT ROWID;
-    CREATE TABLE pieces (
-        run TEXT NOT NULL REFERENCES runs ON DELETE CASCADE,
-        number INTEGER NOT NULL,
-        words BLOB NOT NULL,                  -- of the unmasked vector, compressed
-        PRIMARY KEY (run, number)
-    );
-    """,
-    # A foreign key to a run reads the run's row. Answer and model can be 100 MB, so they are in
-    # tables of their own, which only their reader touches.
-    """
-    CREATE TABLE replies (run TEXT PRIMARY KEY REFERENCES runs ON DELETE CASCADE, reply BLOB);
-    CREATE TABLE models (run TEXT PRIMARY KEY REFERENCES runs ON DELETE CASCADE, model BLOB);
-    INSERT INTO replies SELECT id, reply FROM runs WHERE reply IS NOT NULL;
-    INSERT INTO models SELECT id, model FROM runs WHERE model IS NOT NULL;
-    ALTER TABLE runs DROP COLUMN reply;
-    ALTER TABLE runs DROP COLUMN model;
-    """,
-)
-READ_ROWS = 2**16
-"""Interactions that are read at a time."""
-
-
-def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the tables to the newest version, each migration in a transaction."""
-    found = connection.execute("PRAGMA user_version").fetchone()[0]
-    if found > len(MIGRATIONS):
-        raise RunError(
-            f"{path} was written by a newer hushrec (version {found} of its tables, this one knows "
-            f"{len(MIGRATIONS)}): upgrade hushrec"
-        )
-    for number in range(found, len(MIGRATIONS)):
-        with transaction(connection):
-            for statement in MIGRATIONS[number].split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {number + 1}")
-
-
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Run a block as one transaction."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        if connection.in_transaction:  # a full disk ends it by itself
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=WAIT_SECONDS, isolation_level=None)
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA secure_delete = ON")
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        if isinstance(error, sqlite3.OperationalError):  # no room, no right, or no patience
-            raise DiskError(f"cannot write {path}: {error}") from None
-        raise RunError(f"{path} is no node of hushrec, or damaged: {error}") from None
-    return connection
-
 
 SHARED_STILL_HOLDS = (
     "What was sent before is part of the shared model, and cannot be taken out of it: uploads were "
     "summed with everybody's. Under a privacy guarantee the sum hides that they were there; "
     "without one, only training the model anew removes them."
 )
+
+
+BESIDE = ("-wal", "-shm", "-journal")
+"""Ends of the names of SQLite's files beside a database."""
+SHARED_LOCK = 0x40000002, 510
+"""First byte and length of the range that SQLite locks in a file while it is open."""
+FREE_SHARE = 4
+"""A file is rewritten without its free pages where they are more than one in so many."""
+RESTORED = "restored"
+"""The fact of a node that was restored and has finished no run since."""
+FEW_PAGES = 256
+"""Free pages that no file is rewritten for."""
 
 
 @dataclass(frozen=True)
@@ -224,8 +88,11 @@ class DeletionReport:
 class NodeDatabase:
     """One node's file."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, connection: NodeConnection) -> None:
+        """``connection`` is to tables of the newest version."""
         self.path, self.connection = path, connection
+        connection.check_schema()
+        connection.follow()
 
     @classmethod
     def create(cls, path: Path, name: str, contract: Contract) -> NodeDatabase:
@@ -238,22 +105,21 @@ class NodeDatabase:
             raise RunError(f"{path} exists already: choose another path for the node") from None
         except OSError as error:
             raise DiskError(f"cannot write {path}: {error.strerror}") from None
-        store = None
+        connection = None
         try:
-            store = cls(path, _connect(path))
-            store.connection.execute(f"PRAGMA application_id = {APPLICATION}")
-            migrate(store.connection, path)
+            connection = NodeConnection.connect(path)
+            connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            connection.migrate()
+            store = cls(path, connection)
             with store.changing():
                 facts = {"name": name, "contract": contract.to_bytes(), "noise_key": new_key()}
-                store.connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
+                connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
             return store
-        except BaseException as error:
-            if store is not None:
-                store.connection.close()
-            for end in ("", "-wal", "-shm", "-journal"):
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            for end in ("", *BESIDE):
                 remove(path.with_name(f"{path.name}{end}"))
-            if isinstance(error, sqlite3.Error):
-                raise DiskError(f"cannot write {path}: {error}") from None
             raise
 
     @classmethod
@@ -261,18 +127,30 @@ class NodeDatabase:
         """Open a node's file and migrate it; refuse other files, and files that others may read."""
         if not path.is_file():
             raise RunError(f"{path}: no such node; make one with 'hushrec node init'")
+        return cls._open(path, APPLICATION)
+
+    @classmethod
+    def _open(cls, path: Path, application: int) -> NodeDatabase:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise RunError(
                 f"{path} can be read by others, and holds data and keys: use 'chmod 600 {path}'"
             )
-        connection = _connect(path)
+        connection = NodeConnection.connect(path)
         try:
-            if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
-                raise RunError(f"{path} is no node of hushrec")
-            migrate(connection, path)
-        except sqlite3.DatabaseError as error:
-            raise RunError(f"{path} is no node of hushrec, or damaged: {error}") from None
-        return cls(path, connection)
+            found = connection.execute("PRAGMA application_id").fetchone()[0]
+            if found == BACKUP != application:
+                raise RunError(
+                    f"{path} is the backup of a node: 'hushrec node restore {path} NODE' makes a "
+                    "node of it"
+                )
+            if found != application:
+                what = "node of hushrec" if application == APPLICATION else "backup of a node"
+                raise DamagedError(path, f"it is no {what}, or its first page is lost")
+            connection.migrate()
+            return cls(path, connection)
+        except BaseException:
+            connection.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -282,12 +160,9 @@ class NodeDatabase:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Run a block as one transaction; a full disk raises a `RunError`."""
-        try:
-            with transaction(self.connection):
-                yield
-        except sqlite3.OperationalError as error:
-            raise RunError(f"cannot write {self.path}: {error}; nothing was changed") from None
+        """Run a block as one transaction; a full disk raises a `DiskError`."""
+        with self.connection.transaction():
+            yield
 
     # ------------------------------------------------------------ the node
 
@@ -308,7 +183,7 @@ class NodeDatabase:
 
     def fact(self, name: str) -> Any:
         """Return a stored fact of the node; None if there is none."""
-        return self.one("SELECT value FROM facts WHERE name = ?", (name,))
+        return dict(self.connection.sealed("facts")).get(name)
 
     def keep_fact(self, name: str, value: bytes | str) -> None:
         """Store a fact; part of the open transaction."""
@@ -322,6 +197,76 @@ class NodeDatabase:
     def rows(self, query: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """Return all rows."""
         return self.connection.execute(query, tuple(values)).fetchall()
+
+    # ------------------------------------------------------------ integrity
+
+    def give_back(self) -> None:
+        """Empty the write-ahead log, and return free pages to the file system where they are many;
+        if another process writes, or there is no room to do it, the next run tries again."""
+        free, pages = self.one("PRAGMA freelist_count"), self.one("PRAGMA page_count")
+        with suppress(DiskError):
+            if free > FEW_PAGES and free * FREE_SHARE > pages:
+                self.connection.execute("VACUUM")
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def backup(self, target: Path, *, overwrite: bool = False) -> list[PartCheck]:
+        """Write a checked copy of the file, of one moment, while others may use it.
+
+        All runs are closed in it, and unfinished ones and kept answers are left out: the node goes
+        on, so whoever restores the copy must not answer for these runs.
+        """
+        if target.exists() and not overwrite:
+            raise RunError(f"{target} exists already: choose another file, or add --overwrite")
+        with atomic_file(target, secret=True) as partial:
+            with self.connection.explained(), closing(sqlite3.connect(partial)) as copy:
+                self.connection.backup(copy)
+            try:
+                with NodeDatabase._open(partial, APPLICATION) as made:
+                    with made.changing():
+                        made.connection.execute("INSERT OR IGNORE INTO closed SELECT id FROM runs")
+                        made.connection.execute(
+                            "DELETE FROM runs WHERE id NOT IN (SELECT run FROM models)"
+                        )
+                        for table in ("replies", "setups", "sums", "pieces"):
+                            made.connection.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
+                    return made._handed_over(BACKUP)
+            except DamagedError as error:
+                raise DamagedError(self.path, error.what) from None
+
+    @classmethod
+    def restore(cls, source: Path, path: Path, *, overwrite: bool = False) -> list[PartCheck]:
+        """Make a node of a backup, checked before anything is replaced.
+
+        The restored node draws another key for its noise, and joins a run from its first round on.
+        """
+        if not source.is_file():
+            raise RunError(f"{source}: no such backup; 'hushrec node backup' makes one")
+        if path.exists() and not overwrite:
+            raise RunError(
+                f"{path} exists already: choose another path for the node, or add --overwrite to "
+                "replace it"
+            )
+        require_unused(path)
+        with atomic_file(path, secret=True) as partial:
+            shutil.copyfile(source, partial)
+            try:
+                with cls._open(partial, BACKUP) as made:
+                    with made.changing():
+                        made.keep_fact("noise_key", new_key())
+                        made.keep_fact(RESTORED, "1")
+                    found = made._handed_over(APPLICATION)
+            except DamagedError as error:
+                raise RunError(f"{source} is damaged: {error.what}; use another backup") from None
+            for end in BESIDE:  # of the file that is replaced
+                remove(path.with_name(f"{path.name}{end}"))
+            return found
+
+    def _handed_over(self, application: int) -> list[PartCheck]:
+        """Make this one file with another application id, and check it."""
+        self.connection.execute(f"PRAGMA application_id = {application}")
+        self.connection.execute("VACUUM")  # without the bytes of what was deleted
+        self.connection.execute("PRAGMA journal_mode = DELETE")
+        return self.connection.require_sound()
 
     # ------------------------------------------------------------ interactions
 
@@ -347,26 +292,40 @@ class NodeDatabase:
             for k in np.unique(data.user)
         ]
         with self.changing():
-            known_users = self.one("SELECT COUNT(*) FROM users")
+            known_users = len(self.connection.sealed("users"))
             self.connection.executemany(
                 "INSERT INTO users (name, features, silo) VALUES (?, ?, ?) ON CONFLICT (name) DO "
                 "UPDATE SET features = excluded.features WHERE excluded.features != '{}'",
                 people,
             )
-            number: dict[str, int] = dict(self.rows("SELECT name, id FROM users"))
-            ids = [number.get(name) for name in data.users.tolist()]
+            people_now = {row[1]: row for row in self.connection.sealed("users")}
+            ids = [people_now[name][0] if name in people_now else -1 for name in data.users]
             items = data.items.tolist()
-            rows = zip(data.user, data.item, data.value, data.time, contexts, strict=True)
+            first = self.one("SELECT seq FROM sqlite_sequence WHERE name = 'interactions'") or 0
+            rows = InteractionRows(
+                user=np.array(ids, np.int64)[data.user],
+                id=np.arange(first + 1, first + 1 + len(data)),
+                item=[items[item] for item in data.item],
+                value=data.value.astype(np.float64),
+                time=data.time + shift,
+                context=contexts,
+            )
             self.connection.executemany(
-                "INSERT INTO interactions (user, item, value, time, context) "
-                "VALUES (?, ?, ?, ?, ?)",
-                (
-                    (ids[user], items[item], float(value), int(when) + shift, context)
-                    for user, item, value, when, context in rows
+                f"INSERT INTO interactions ({InteractionRows.COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",  # noqa: S608
+                zip(
+                    *(rows.user.tolist(), rows.id.tolist(), rows.item),
+                    *(rows.value.tolist(), rows.time.tolist(), rows.context),
+                    strict=True,
                 ),
             )
+            before = {row[0]: row[4] for row in people_now.values()}
+            totals = rows.totals(TextDigests()).items()
+            self.connection.executemany(
+                "UPDATE users SET history = ? WHERE id = ?",
+                [(signed(before[user] + total), user) for user, total in totals],
+            )
             self.keep_fact("has_time", str(int(data.has_time)))
-        new_users = len(number) - known_users
+        new_users = len(people_now) - known_users
         return ImportCounts(len(data), new_users, int((~known[data.item]).sum()))
 
     def add(self, user: str, item: str, value: float, when: int | None) -> ImportCounts:
@@ -428,30 +387,30 @@ class NodeDatabase:
         """
         catalogue = self.contract.catalogue
         index = {str(item): k for k, item in enumerate(catalogue.items)}
-        wanted = "user, item, value, time" + (", context" if catalogue.context else "")
-        query = f"SELECT {wanted} FROM interactions WHERE id <= ? ORDER BY id"  # noqa: S608 - ours
-        cursor, context = self.connection.execute(query, (upto,)), list[str]()
-        parts: list[list[NDArray[Any]]] = []
-        types = np.int32, np.int32, np.float32, np.int64
-        while some := cursor.fetchmany(READ_ROWS):  # numbers in arrays take little memory
-            kept = [row for row in some if row[0] in members and row[1] in index]
-            user, item, value, when, *more = zip(*kept, strict=True) if kept else ((),) * 4
-            numbers = map(members.__getitem__, user), map(index.__getitem__, item), value, when
-            parts.append([np.array([*n], t) for n, t in zip(numbers, types, strict=True)])
-            for each in more:
-                context.extend(each)
+        place = np.full(max(members, default=0) + 1, -1)
+        place[[*members]] = [*members.values()]
+        context = list[str]()
+        parts: list[tuple[NDArray[Any], ...]] = []
+        for rows in self.connection.histories():  # numbers in arrays take little memory
+            item = np.fromiter((index.get(name, -1) for name in rows.item), np.int32)
+            user = np.where(rows.user < len(place), place[rows.user.clip(0, len(place) - 1)], -1)
+            kept = np.flatnonzero((user >= 0) & (item >= 0) & (rows.id <= upto))
+            columns = user.astype(np.int32), item, rows.value.astype(np.float32), rows.time
+            parts.append(tuple(column[kept] for column in columns))
+            if catalogue.context:
+                context.extend(rows.context[k] for k in kept.tolist())
         if not sum(len(part[0]) for part in parts):
             return None
-        columns = [np.concatenate(each) for each in zip(*parts, strict=True)]
-        people = {row[0]: row[1:] for row in self.rows("SELECT id, name, features FROM users")}
+        users, items, values, times = (np.concatenate(each) for each in zip(*parts, strict=True))
+        people = {row[0]: (row[1], row[2]) for row in self.connection.sealed("users")}
         order = sorted(members, key=members.__getitem__)
         names, features = zip(*(people[number] for number in order), strict=True)
         return Interactions(
             name=self.name,
-            user=columns[0],
-            item=columns[1],
-            value=columns[2],
-            time=columns[3],
+            user=users,
+            item=items,
+            value=values,
+            time=times,
             users=np.array(names, np.str_),
             items=catalogue.items,
             titles=catalogue.titles,
@@ -463,8 +422,8 @@ class NodeDatabase:
 
     def number_of(self, user: str) -> int | None:
         """Return a user's number in this file; None if there is no such user."""
-        found = self.one("SELECT id FROM users WHERE name = ?", (user,))
-        return None if found is None else int(found)
+        found = {row[1]: int(row[0]) for row in self.connection.sealed("users")}
+        return found.get(user)
 
     def latest(self) -> int:
         """Return the number of the last interaction."""
@@ -472,18 +431,24 @@ class NodeDatabase:
 
     def items_of(self, user: int) -> list[str]:
         """Return the items of a user's interactions, oldest first."""
-        query = "SELECT item FROM interactions WHERE user = ? ORDER BY time, id"
-        return [item for (item,) in self.rows(query, (user,))]
+        found = [
+            (when, number, item)
+            for rows in self.connection.histories(user)
+            for when, number, item in zip(rows.time, rows.id, rows.item, strict=True)
+        ]
+        return [item for _, _, item in sorted(found)]
 
     def counts(self) -> dict[str, int]:
         """Count users, interactions and items."""
-        items = self.rows("SELECT item, COUNT(*) FROM interactions GROUP BY item")
+        items = Counter(item for rows in self.connection.histories() for item in rows.item)
         known = set(self.contract.catalogue.items.tolist())
         return {
-            "users": self.one("SELECT COUNT(*) FROM users"),
-            "interactions": sum(count for _, count in items),
-            "unknown_items": sum(item not in known for item, _ in items),
-            "interactions_with_unknown_items": sum(c for item, c in items if item not in known),
+            "users": len(self.connection.sealed("users")),
+            "interactions": items.total(),
+            "unknown_items": sum(item not in known for item in items),
+            "interactions_with_unknown_items": sum(
+                count for item, count in items.items() if item not in known
+            ),
             "file_bytes": self.path.stat().st_size,
         }
 
@@ -491,8 +456,20 @@ class NodeDatabase:
         try:
             self.connection.execute("VACUUM")
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.OperationalError as error:
+        except DiskError as error:
             raise RunError(
                 f"{self.path} could not be rewritten ({error}), so it may still hold bytes of "
                 "who was forgotten: stop what else uses it and run the command again"
             ) from None
+
+
+def require_unused(path: Path) -> None:
+    """Refuse to replace a file that a process has open."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        try:
+            start, length = SHARED_LOCK
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+        except OSError:
+            raise RunError(f"{path} is in use: stop its node first") from None

@@ -22,6 +22,7 @@ import numpy as np
 
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import FinishedRound, NodeRun, NodeRuns
+from hushrec.deployment.node.tables import content_digest
 from hushrec.deployment.node.training import NodeTrainer, split_of
 from hushrec.errors import ConfigError, HushrecError, MessageError, listed
 from hushrec.federation import requests as messages
@@ -163,6 +164,7 @@ class Worker:
                 raise MessageError(
                     f"round {number} is over: this node is at round {run.round} and does none twice"
                 )
+            self.runs.check_joined(run, number)
             self.runs.pin_terms(run, request.assignment.digest)
             summed, trained = self.trainer.train(run, request, digest)
             done = replace(trained, reply=summed.to_bytes())
@@ -279,10 +281,12 @@ class SecureSumWorker:
             raise MessageError(f"the server asks for sum {kept.number} again, with something else")
         if step.piece >= node.terms.layout.pieces:
             raise MessageError(f"the vector of sum {kept.number} has no piece {step.piece}")
+        digest_of_piece = dict(self.store.connection.sealed("pieces", run.id)).get(step.piece)
+        if digest_of_piece is None:
+            raise MessageError("what this node answered went with a user who left it")
         query = "SELECT words FROM pieces WHERE run = ? AND number = ?"
         words = self.store.one(query, (run.id, step.piece))
-        if words is None:
-            raise MessageError("what this node answered went with a user who left it")
+        self.store.connection.verified("pieces", digest_of_piece, run.id, step.piece, words)
         return _masked(node, state, step.piece, zlib.decompress(words))
 
     def _begin(
@@ -299,6 +303,7 @@ class SecureSumWorker:
         self.runs.pin_terms(run, request.assignment.digest)
         if isinstance(request, TrainRequest):
             number = request.download.round
+            self.runs.check_joined(run, number)
             if number <= max(run.round, run.masked - 1):
                 return sums.RoundClosed(number).to_bytes()
             _check_same(run, number, step.request)
@@ -386,12 +391,12 @@ class SecureSumWorker:
     # ------------------------------------------------------------ storage
 
     def _kept_setup(self, run: NodeRun) -> KeptSetup | None:
-        found = self.store.rows("SELECT * FROM setups WHERE run = ?", (run.id,))
-        return KeptSetup(*found[0][1:]) if found else None
+        found = self.store.connection.sealed("setups", run.id)
+        return KeptSetup(*found[0]) if found else None
 
     def _kept(self, run: NodeRun) -> PendingSum | None:
-        found = self.store.rows("SELECT * FROM sums WHERE run = ?", (run.id,))
-        return PendingSum(*found[0][1:]) if found else None
+        found = self.store.connection.sealed("sums", run.id)
+        return PendingSum(*found[0]) if found else None
 
     def _write_setup(self, run: NodeRun, kept: KeptSetup) -> None:
         query = "INSERT OR REPLACE INTO setups VALUES (?, ?, ?, ?, ?)"
@@ -408,8 +413,9 @@ class SecureSumWorker:
         for number, piece in enumerate(pieces):
             first = first or piece
             # Of many keys few have a value.
-            values = run.id, number, zlib.compress(piece, 1)
-            self.store.connection.execute("INSERT INTO pieces VALUES (?, ?, ?)", values)
+            words = zlib.compress(piece, 1)
+            values = run.id, number, content_digest(run.id, number, words), words
+            self.store.connection.execute("INSERT INTO pieces VALUES (?, ?, ?, ?)", values)
         return first
 
 
