@@ -145,7 +145,7 @@ def test_a_phone_uploads_at_most_four_megabytes(monkeypatch):
     assert costs["score candidates"].numbers == 3 + 2 * scores + derivatives
     assert costs["fit weights"].numbers == 3 * derivatives
     network = (scores + 1) * config.hidden + config.hidden**2 + 3 * config.hidden + 1
-    assert costs["fit network"].numbers == 2 + network
+    assert costs["fit network"].numbers == 1 + network
     evaluation = costs.pop(scale.EVALUATION)
     evaluations, evaluated = evaluation.rounds, evaluation.up
     assert sum(cost.rounds for cost in costs.values()) == phones.method.planned_rounds

@@ -336,7 +336,7 @@ def test_a_personal_bundle_is_for_its_owner(tmp_path):
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in place.iterdir()} == {0o600}
     manifest = json.loads((place / device.MANIFEST).read_text())
-    assert manifest["format"] == "hushrec-bundle-6"
+    assert manifest["format"] == "hushrec-bundle-7"
     assert (manifest["personal"], manifest["user"]) == (True, "user-0001")
     assert manifest["scores"] == "fixed"
     again = run.export(place, user="user-0002", overwrite=True)

@@ -282,7 +282,7 @@ WRONG_TENSORS = {
         {"categories/0/relations": np.zeros(SHAPE, np.float32)},
         {"mixture/weights": np.zeros(3, np.float32)},
         {"mixture/scale": np.zeros(28, np.float32)},
-        {"mixture/network": np.zeros(9, np.float32)},
+        {"mixture/networks": np.zeros((1, 9), np.float32)},
     ],
 }
 

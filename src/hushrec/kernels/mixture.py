@@ -221,16 +221,17 @@ def score_groups(
 
 
 class Reranker(NamedTuple):
-    """The network that reranks candidates."""
+    """The networks that rerank candidates, by the mean of their outputs."""
 
     center: Array
     scale: Array
-    """Its inputs are scores less their center, over their scale."""
+    """Inputs are scores less their center, over their scale."""
     flat: Array
+    """Parameters: [networks, parameters of one]."""
     hidden: int
     """Width of both hidden layers."""
     best: int
-    """Number of candidates that it reranks."""
+    """Number of candidates that are reranked."""
 
 
 @njit(cache=True, nogil=True)
@@ -328,6 +329,17 @@ def newton_sums(
     return has, out[:n].copy()
 
 
+def first_networks(generator: np.random.Generator, count: int, inputs: int, hidden: int) -> Array:
+    """Return networks that have learnt nothing: the weights of their outputs are zero."""
+    starts, zeros = [], np.zeros(hidden)
+    for _ in range(count):
+        first = generator.standard_normal((inputs, hidden)) / np.sqrt(inputs)
+        second = generator.standard_normal((hidden, hidden)) / np.sqrt(hidden)
+        parts = (first.ravel(), zeros, second.ravel(), zeros, zeros, np.ones(1))
+        starts.append(np.concatenate(parts))
+    return np.stack(starts).astype(np.float32)
+
+
 @njit(cache=True, nogil=True)
 def layers_of(flat: Array, inputs: int, hidden: int) -> Any:
     """Return views of a network's parameters: two hidden layers, the last one, the multiplier."""
@@ -402,17 +414,18 @@ def back(
 def network_sums(
     indptr: Array, rows: Array, block: int, weights: Array, network: Reranker
 ) -> tuple[Array, Array]:
-    """Return who took part, and per such client: tasks, loss, and the network's gradient.
+    """Return who took part, and per such client: tasks, and the gradient of every network.
 
     ``weights`` has two rows: the weights of scores in the mixture, and those with which candidates
     were chosen. Only tasks count whose target would have been chosen, and is among the ``best``
-    candidates of the mixture: the network reranks only those, and must not learn that a target is
-    an item that does not belong there.
+    candidates of the mixture: the networks rerank only those, and must not learn that a target is
+    an item that does not belong there. Each network has a loss of its own.
     """
     center, scale, flat, hidden, best = network
     width = len(center)
     has = np.zeros(len(indptr), np.int64)
-    out = np.zeros((len(indptr) - 1, 2 + len(flat)), np.float32)
+    size = flat.shape[1]
+    out = np.zeros((len(indptr) - 1, 1 + flat.size), np.float32)
     layers = np.empty((2, best, hidden), np.float32)
     slopes = np.empty_like(layers)
     inputs = np.empty((best, width), np.float32)
@@ -434,20 +447,21 @@ def network_sums(
             chosen = best_of(mixed, best, NONE)
             if len(chosen) == 0 or chosen[0] != 0 or chosen_by[0] < bound:
                 continue
-            took_part, size = True, len(chosen)
-            logits = np.empty(size, np.float32)
-            for k in range(size):
+            took_part, count = True, len(chosen)
+            out[n, 0] += 1
+            for k in range(count):
                 for f in range(width):
                     inputs[k, f] = (rows[start + chosen[k], f] - center[f]) / scale[f]
-                logits[k] = flat[-1] * mixed[chosen[k]]
-            forward(inputs[:size], flat, layers[:, :size], slopes[:, :size], logits)
-            target = logits[0]
-            out[n, 1] += softmax(logits) - target
-            out[n, 0] += 1
-            logits[0] -= 1
-            for k in range(size):
-                out[n, -1] += logits[k] * mixed[chosen[k]]
-            back(inputs[:size], flat, layers[:, :size], slopes[:, :size], logits, out[n, 2:])
+            own, up, slope = inputs[:count], layers[:, :count], slopes[:, :count]
+            for e in range(len(flat)):
+                gradient = out[n, 1 + e * size : 1 + (e + 1) * size]
+                errors = flat[e, -1] * mixed[chosen]
+                forward(own, flat[e], up, slope, errors)
+                softmax(errors)
+                errors[0] -= 1
+                for k in range(count):
+                    gradient[-1] += errors[k] * mixed[chosen[k]]
+                back(own, flat[e], up, slope, errors, gradient)
         n += took_part
         has[c + 1] = n
     return has, out[:n].copy()
@@ -457,7 +471,7 @@ def network_sums(
 def rerank(
     mixed: Array, scores: Array, lengths: Array, seen_indptr: Array, seen: Array, network: Reranker
 ) -> None:
-    """Rerank each client's best untouched items by the network; all others stay below them."""
+    """Rerank each client's best untouched items by the networks; all others stay below them."""
     center, scale, flat, hidden, best = network
     width = len(center)
     layers = np.empty((2, best, hidden), np.float32)
@@ -470,14 +484,15 @@ def rerank(
         size = len(chosen)
         if size == 0:
             continue
-        logits = np.empty(size, np.float32)
         for k in range(size):
             for f in range(width - 1):
                 inputs[k, f] = (scores[c, f, chosen[k]] - center[f]) / scale[f]
             inputs[k, width - 1] = (lengths[c] - center[width - 1]) / scale[width - 1]
-            logits[k] = flat[-1] * mixed[c, chosen[k]]
-        lowest_before = np.min(mixed[c, chosen])
-        forward(inputs[:size], flat, layers[:, :size], slopes[:, :size], logits)
+        logits, lowest_before = np.zeros(size, np.float32), np.min(mixed[c, chosen])
+        for e in range(len(flat)):
+            logits += flat[e, -1] * mixed[c, chosen]
+            forward(inputs[:size], flat[e], layers[:, :size], slopes[:, :size], logits)
+        logits /= np.float32(len(flat))
         shift = np.min(logits) - lowest_before
         for j in range(mixed.shape[1]):
             mixed[c, j] += min(shift, np.float32(0))

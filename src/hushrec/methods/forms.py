@@ -48,17 +48,18 @@ class ItemWeights:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Form for devices: a weighted sum of expert scores, and a network that reranks the best."""
+    """Form for devices: a weighted sum of expert scores, and networks that rerank the best."""
 
     experts: Mapping[str, tuple[str, Sequence[Part]]]
     """For each expert the words of its reason, and its scores in parts."""
     weights: Array
     center: Array
     scale: Array
-    network: Array
+    networks: Array
+    """Parameters: [networks, parameters of one]; the mean of their outputs counts."""
     hidden: int
     reranked: int
-    """How many of the best items the network scores; 0 leaves the network out."""
+    """How many of the best items the networks score; 0 leaves them out."""
 
 
 @dataclass(frozen=True)

@@ -275,7 +275,7 @@ def _mixture(mixture: Ensemble, form: _Form) -> dict[str, Any]:
                     form.put(name + key, array)
             experts[expert].append(entry)
     form.put("mixture/weights", mixture.weights / mixture.scale[:-1])
-    for key in ("center", "scale", "network"):
+    for key in ("center", "scale", "networks"):
         form.put(f"mixture/{key}", getattr(mixture, key))
     reranked, hidden = mixture.reranked, mixture.hidden
     return {"model": "mixture", "experts": experts, "reranked": reranked, "hidden": hidden}

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FORMAT = "hushrec-bundle-6"
+FORMAT = "hushrec-bundle-7"
 MANIFEST, MODEL = "manifest.json", "model.safetensors"
 MOST_BYTES = 2**30
 """A larger file is refused: a device has no use for it."""
@@ -264,7 +264,7 @@ class _Pairs(_Model):
 
 
 class _Mixture(_Model):
-    """Weighted sum of expert scores, and a network of two hidden layers that reranks the best."""
+    """Weighted sum of expert scores, and networks of two hidden layers that rerank the best."""
 
     keys = ("experts", "reranked", "hidden")
 
@@ -298,9 +298,13 @@ class _Mixture(_Model):
         hidden = _whole(given.manifest, "hidden", 1)
         shapes = (width, hidden), (hidden,), (hidden, hidden), (hidden,), (hidden,), (1,)
         ends = np.cumsum([math.prod(shape) for shape in shapes])
-        flat = given.take("mixture/network", ("F32",), int(ends[-1]))
-        cut = np.split(flat, ends[:-1])
-        self._layers = [layer.reshape(shape) for layer, shape in zip(cut, shapes, strict=True)]
+        networks = given.take("mixture/networks", ("F32",), None, int(ends[-1]))
+        if not 1 <= len(networks) <= MOST_BRANCHES:
+            raise BundleError(f"a mixture has 1 to {MOST_BRANCHES} networks")
+        self._networks = [
+            [layer.reshape(shape) for layer, shape in zip(cut, shapes, strict=True)]
+            for cut in (np.split(flat, ends[:-1]) for flat in networks)
+        ]
 
     def score(self, past: Array) -> tuple[Array, Reasons]:
         parts = np.concatenate([part.score(past) for part in self._parts])
@@ -326,7 +330,7 @@ class _Mixture(_Model):
         return np.asarray(sum(row / max(row.max(), np.float32(1e-12)) for row in rows))
 
     def _rerank(self, scores: Array, parts: Array, past: Array) -> None:
-        """Replace the best scores, of items that lists may hold, by the network's.
+        """Replace the best scores, of items that lists may hold, by the mean of the networks'.
 
         The others stay below them.
         """
@@ -338,8 +342,10 @@ class _Mixture(_Model):
             return
         length = np.full((1, len(best)), math.log(max(len(past), 1)), np.float32)
         inputs = (np.concatenate([parts[:, best], length]).T - self._center) / self._scale
-        w1, b1, w2, b2, w3, multiple = self._layers
-        logits = multiple * scores[best] + _soft(_soft(inputs @ w1 + b1) @ w2 + b2) @ w3
+        logits = np.zeros(len(best), np.float32)
+        for w1, b1, w2, b2, w3, multiple in self._networks:
+            logits += multiple * scores[best] + _soft(_soft(inputs @ w1 + b1) @ w2 + b2) @ w3
+        logits /= np.float32(len(self._networks))
         scores += min(logits.min() - scores[best].min(), np.float32(0))
         scores[best] = logits
 

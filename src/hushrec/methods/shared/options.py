@@ -30,7 +30,7 @@ WORST = 1e30
 
 def first_moments(network: Array) -> Shared:
     """Return the state of Adam before its first step."""
-    zeros = np.zeros(len(network))
+    zeros = np.zeros(network.shape)
     return {"steps": np.array([0]), "first": zeros, "second": zeros.copy()}
 
 

@@ -6,8 +6,8 @@ the next item is log-linear in the scores,
 
     P(j | history) ∝ exp( Σ_f w_f · x_f(history, j) ),      j untouched,
 
-so the ensemble cannot be much worse than its best expert. A small network over the same scores then
-reranks the best candidates.
+so the ensemble cannot be much worse than its best expert. Small networks over the same scores then
+rerank the best candidates, by their mean: a single one depends on where it started, and gains less.
 
 **No leak between experts and weights.** A client holds out its last ``held_out`` training items.
 Experts are learnt without them; weights and network are fitted to predict them; experts learnt with
@@ -27,8 +27,8 @@ The phases, and what a client uploads in each:
    and loss, gradient and Hessian at the starting weights.
 3. *Fit weights*, ``newton_rounds`` rounds: loss, gradient and Hessian at a few trial weights that
    it is sent; the server takes damped Newton steps (`shared.options`).
-4. *Fit network*, ``network_rounds`` rounds: its gradient of the network; the server takes a step of
-   Adam (FedAdam: Reddi et al. 2021, with one local step).
+4. *Fit network*, ``network_rounds`` rounds: its gradient of each network; the server takes a step
+   of Adam with each (FedAdam: Reddi et al. 2021, with one local step).
 
 So a client uploads its pairs once, and then a few kB a round; it downloads the experts twice.
 
@@ -106,13 +106,15 @@ class FedMixConfig(experts.ExpertsConfig):
     newton_rounds: NonNegativeInt = 3
     """Rounds that fit the weights; each tries steps of three dampings."""
     network_rounds: NonNegativeInt = 19
-    """Rounds that fit the network."""
+    """Rounds that fit the networks."""
+    networks: Annotated[int, Field(ge=1, le=8)] = 3
+    """Networks, from different starts; their mean reranks. Each adds its gradient to an upload."""
     hidden: Width = 20
-    """Width of the network's two hidden layers."""
+    """Width of a network's two hidden layers."""
     reranked: Annotated[int, Field(ge=2)] = 120
-    """Number of candidates that the network reranks."""
+    """Number of candidates that the networks rerank."""
     lr: PositiveFloat = 0.05
-    """Learning rate of the network's Adam."""
+    """Learning rate of the networks' Adam."""
     decay: NonNegativeFloat = 0.01
     """Weight decay of Adam."""
 
@@ -159,7 +161,7 @@ class FedMix(
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Count, score candidates, fit weights, fit the network."""
+        """Count, score candidates, fit weights, fit networks."""
         config = self.config
         sends = "sums of every expert, without the held-out items and with them"
         counts = [("count", 1, sends if config.hold_out == "items" else "sums of every expert")]
@@ -173,13 +175,13 @@ class FedMix(
         candidates = ("score candidates", 1, sends)
         sends = "loss, gradient and Hessian of trial weights"
         weights = ("fit weights", config.newton_rounds, sends)
-        network = ("fit network", config.network_rounds, "gradient of the network")
-        all_weights = ("weights", "start", "center", "scale", "network")
+        networks = ("fit network", config.network_rounds, "gradient of every network")
+        all_weights = ("weights", "start", "center", "scale", "networks")
         planned = (
             *(Phase(*each, self._fit_counts, self._learn_experts, _head) for each in counts),
             Phase(*candidates, self._fit_candidates, self._learn_scales, self._download_held_out),
             Phase(*weights, self._fit_weights, self._learn_weights, _named("trials", "scale")),
-            Phase(*network, self._fit_network, self._learn_network, _named(*all_weights)),
+            Phase(*networks, self._fit_network, self._learn_network, _named(*all_weights)),
         )
         # Devices score from their history alone: there is nothing to fold in.
         return tuple(replace(phase, personal=False) for phase in planned if phase.rounds)
@@ -187,7 +189,7 @@ class FedMix(
     # ------------------------------------------------------------ shared and private
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
-        """Start from experts without counts, and from a network with zero output weights."""
+        """Start from experts without counts, and from networks with zero output weights."""
         applicable, config = self._applicable(view), self.config
         shared = pair_tables.empty_models(applicable, view, config.neighbours)
         start = np.array(
@@ -199,14 +201,9 @@ class FedMix(
             shared[HEAD] = np.arange(view.n_items) < config.dense_items  # as many as will be
         shared |= {"start": start, "center": np.zeros(len(start) + 1, np.float32)}
         shared |= {"scale": np.ones(len(start) + 1, np.float32), **options.first_trial(start)}
-        inputs, hidden = len(start) + 1, config.hidden
-        generator = streams.generator("init/network")
-        first = generator.standard_normal((inputs, hidden)) / np.sqrt(inputs)
-        second = generator.standard_normal((hidden, hidden)) / np.sqrt(hidden)
-        zeros = np.zeros(hidden)
-        parts = (first.ravel(), zeros, second.ravel(), zeros, zeros, np.ones(1))
-        network = np.concatenate(parts).astype(np.float32)
-        return flatten({**shared, "network": network, "adam": options.first_moments(network)})
+        generator, sizes = streams.generator("init/network"), (len(start) + 1, config.hidden)
+        networks = mixture.first_networks(generator, config.networks, *sizes)
+        return flatten({**shared, "networks": networks, "adam": options.first_moments(networks)})
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the scores of the candidates of each held-out item."""
@@ -221,7 +218,7 @@ class FedMix(
 
     def serving(self, shared: Shared) -> Shared:
         """Leave out what only fitting needs: held-out experts and the optimisers' state."""
-        own = {name: shared[name] for name in ("center", "scale", "weights", "network")}
+        own = {name: shared[name] for name in ("center", "scale", "weights", "networks")}
         return flatten({**own, **self._models(unflatten(shared))})
 
     # ------------------------------------------------------------ on the devices
@@ -255,10 +252,10 @@ class FedMix(
 
     def _fit_network(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         tasks, block = rows_in(private, CANDIDATES), self._block(view.n_items)
-        weights, network = self.network(shared)
+        weights, networks = self.reranker(shared)
         both = np.stack([weights, (shared["start"] * shared["scale"][:-1]).astype(np.float32)])
-        sums = mixture.network_sums(tasks.indptr, tasks.rows, block, both, network)
-        return self._fitted({"network": _one_row(*sums)}, tasks, now)
+        sums = mixture.network_sums(tasks.indptr, tasks.rows, block, both, networks)
+        return self._fitted({"networks": _one_row(*sums)}, tasks, now)
 
     def _fitted(self, rows: dict[str, KeyedRows], tasks: ClientRows, now: Round) -> Fitted:
         """Keep the scores of the candidates until the last round, which drops them."""
@@ -342,21 +339,22 @@ class FedMix(
 
     def _learn_network(self, shared: Shared, total: Total, number: int) -> Shared:
         """Take a step of Adam; the rate falls in the second half, so that the last steps settle."""
-        if "network" not in total.rows:
+        if "networks" not in total.rows:
             return shared
-        tasks, _, *gradient = total.rows["network"][1][0]
+        tasks, *gradients = total.rows["networks"][1][0]
         left = (self.planned_rounds + 1 - number) / self.config.network_rounds
         rate, decay = self.config.lr * min(1.0, 2 * left), self.config.decay
-        mean, state = np.array(gradient) / max(tasks, 1.0), unflatten(shared)["adam"]
-        network, state = options.adam_step(shared["network"], state, mean, rate, decay)
-        return {**shared, **flatten({"network": network, "adam": state})}
+        before, state = shared["networks"], unflatten(shared)["adam"]
+        mean = np.reshape(gradients, before.shape) / max(tasks, 1.0)
+        networks, state = options.adam_step(before, state, mean, rate, decay)
+        return {**shared, **flatten({"networks": networks, "adam": state})}
 
     # ------------------------------------------------------------ scoring
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
-        """Add up the weighted scores, and rerank the best candidates with the network."""
+        """Add up the weighted scores, and rerank the best candidates with the networks."""
         out = np.zeros((len(history), history.n_items), np.float32)
-        weights, network = self.network(shared)
+        weights, networks = self.reranker(shared)
         everybody, active = np.arange(len(history)), self.active(shared, history)
         for some, buffer in self._parts(everybody, len(weights), history.n_items):
             mine = history.take(some)
@@ -365,7 +363,7 @@ class FedMix(
             mixture.weigh(scores, weights / shared["scale"][:-1], mixed)
             if self.reranks(shared):
                 lengths = np.log(np.maximum(mine.positives.lengths, 1)).astype(np.float32)
-                mixture.rerank(mixed, scores, lengths, mine.seen.indptr, mine.seen.values, network)
+                mixture.rerank(mixed, scores, lengths, mine.seen.indptr, mine.seen.values, networks)
             out[some] = mixed
         return out
 
@@ -420,17 +418,17 @@ class FedMix(
         return {name: tree[name] for name in (*self.config.experts, PAIRS) if name in tree}
 
     def reranks(self, shared: Shared) -> bool:
-        """Say whether the network has learnt anything: its output starts from zero weights."""
-        return bool(shared["network"][-1 - self.config.hidden : -1].any())
+        """Say whether networks have learnt anything: their outputs start from zero weights."""
+        return bool(shared["networks"][:, -1 - self.config.hidden : -1].any())
 
-    def network(self, shared: Shared) -> tuple[NDArray[np.float32], mixture.Reranker]:
-        """Return the weights of the scores, and the network, for the kernels."""
-        network = shared["center"], shared["scale"], shared["network"]
-        reranker = mixture.Reranker(*network, self.config.hidden, self.config.reranked)
+    def reranker(self, shared: Shared) -> tuple[NDArray[np.float32], mixture.Reranker]:
+        """Return the weights of the scores, and the networks, for the kernels."""
+        networks = shared["center"], shared["scale"], shared["networks"]
+        reranker = mixture.Reranker(*networks, self.config.hidden, self.config.reranked)
         return shared["weights"].astype(np.float32), reranker
 
     def device_form(self, shared: Shared, view: TrainView) -> forms.Ensemble:
-        """Return the experts in parts, the weights and the network."""
+        """Return the experts in parts, the weights and the networks."""
         experts = {}
         for expert, model in self.active(shared, view):
             parts = expert.parts(model)
@@ -438,9 +436,9 @@ class FedMix(
                 why = "cannot be exported: it has no Expert.parts"
                 raise ConfigError(f"expert '{expert.name}' {why}")
             experts[expert.name] = expert.because or expert.name, parts
-        weights, (center, scale, network, hidden, best) = self.network(shared)
+        weights, (center, scale, networks, hidden, best) = self.reranker(shared)
         reranked = best if self.reranks(shared) else 0
-        return forms.Ensemble(experts, weights, center, scale, network, hidden, reranked)
+        return forms.Ensemble(experts, weights, center, scale, networks, hidden, reranked)
 
     def _held_out_counts(self, view: TrainView) -> NDArray[np.int64]:
         """Return the number of held-out items of each client; at least one item is not held out.
