@@ -283,6 +283,7 @@ WRONG_TENSORS = {
         {"mixture/weights": np.zeros(3, np.float32)},
         {"mixture/scale": np.zeros(28, np.float32)},
         {"mixture/networks": np.zeros((1, 9), np.float32)},
+        {"mixture/networks": np.zeros((0, 1001), np.float32)},
     ],
 }
 
