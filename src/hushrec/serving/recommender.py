@@ -300,10 +300,9 @@ class _Mixture(_Model):
         ends = np.cumsum([math.prod(shape) for shape in shapes])
         networks = given.take("mixture/networks", ("F32",), None, int(ends[-1]))
         if not 1 <= len(networks) <= MOST_BRANCHES:
-            raise BundleError(f"a mixture has 1 to {MOST_BRANCHES} networks")
-        cuts = np.split(networks, ends[:-1], axis=1)
-        layers = [cut.reshape(-1, *shape) for cut, shape in zip(cuts, shapes, strict=True)]
-        self._networks = list(zip(*layers, strict=True))
+            raise BundleError("too few or too many networks")
+        cuts = zip(np.split(networks, ends[:-1], axis=1), shapes, strict=True)
+        self._networks = list(zip(*(cut.reshape(-1, *s) for cut, s in cuts), strict=True))
 
     def score(self, past: Array) -> tuple[Array, Reasons]:
         parts = np.concatenate([part.score(past) for part in self._parts])
@@ -341,11 +340,10 @@ class _Mixture(_Model):
             return
         length = np.full((1, len(best)), math.log(max(len(past), 1)), np.float32)
         inputs = (np.concatenate([parts[:, best], length]).T - self._center) / self._scale
-        outputs = [
-            multiple * scores[best] + _soft(_soft(inputs @ w1 + b1) @ w2 + b2) @ w3
-            for w1, b1, w2, b2, w3, multiple in self._networks
-        ]
-        logits = np.mean(outputs, axis=0)
+        logits = np.zeros(len(best), np.float32)
+        for w1, b1, w2, b2, w3, multiple in self._networks:
+            logits += multiple * scores[best] + _soft(_soft(inputs @ w1 + b1) @ w2 + b2) @ w3
+        logits /= np.float32(len(self._networks))
         scores += min(logits.min() - scores[best].min(), np.float32(0))
         scores[best] = logits
 
