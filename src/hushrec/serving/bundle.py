@@ -275,8 +275,9 @@ def _mixture(mixture: Ensemble, form: _Form) -> dict[str, Any]:
                     form.put(name + key, array)
             experts[expert].append(entry)
     form.put("mixture/weights", mixture.weights / mixture.scale[:-1])
-    for key in ("center", "scale", "networks"):
+    for key in ("center", "scale"):
         form.put(f"mixture/{key}", getattr(mixture, key))
+    form.tensors["mixture/networks"] = mixture.networks  # small, and in full precision
     reranked, hidden = mixture.reranked, mixture.hidden
     return {"model": "mixture", "experts": experts, "reranked": reranked, "hidden": hidden}
 

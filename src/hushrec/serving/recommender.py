@@ -340,10 +340,9 @@ class _Mixture(_Model):
             return
         length = np.full((1, len(best)), math.log(max(len(past), 1)), np.float32)
         inputs = (np.concatenate([parts[:, best], length]).T - self._center) / self._scale
-        logits = np.zeros(len(best), np.float32)
-        for w1, b1, w2, b2, w3, multiple in self._networks:
-            logits += multiple * scores[best] + _soft(_soft(inputs @ w1 + b1) @ w2 + b2) @ w3
-        logits /= np.float32(len(self._networks))
+        logits, share = np.zeros(len(best), np.float32), np.float32(1 / len(self._networks))
+        for w1, b1, w2, b2, w3, by in self._networks:
+            logits += share * (by * scores[best] + _soft(_soft(inputs @ w1 + b1) @ w2 + b2) @ w3)
         scores += min(logits.min() - scores[best].min(), np.float32(0))
         scores[best] = logits
 
