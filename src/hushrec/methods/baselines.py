@@ -170,7 +170,7 @@ class RecentPopularity(Method, base.Explains, base.ExportsUser, base.ItemPopular
     name = "recent-popularity"
     Config = RecentPopularityConfig
     config: RecentPopularityConfig
-    traits = Traits(learns=False, pooled=True, reads_times=True)
+    traits = Traits(rounds=1, learns=False, pooled=True, reads_times=True)
 
     def choices(self) -> list[tuple[float, float, bool]]:
         """Return windows, half-lives and whether now is the user's, in the order of trial."""

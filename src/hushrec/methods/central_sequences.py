@@ -33,15 +33,17 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, model_validator
 
 from hushrec.aggregation import Total, Update
 from hushrec.config import Count, Width
-from hushrec.data.views import Ragged, TrainView
+from hushrec.data.views import Ragged, TrainView, chunks
 from hushrec.io import require_memory
 from hushrec.methods.base import (
     NETWORK,
     Between,
+    ExportsUser,
     Fitted,
     Method,
     MethodConfig,
@@ -52,6 +54,7 @@ from hushrec.methods.base import (
     Traits,
     Tunable,
 )
+from hushrec.methods.forms import ItemCounts
 from hushrec.methods.statistics.pair_weights import latest
 from hushrec.private import Private
 from hushrec.streams import Round, Streams
@@ -63,8 +66,10 @@ MEAN, SPREAD = "adam/mean/", "adam/spread/"
 """Prefixes of Adam's state: mean gradients, and roots of mean squared gradients."""
 ADAM_STEP = 2.0**-16
 """Adam's state is divided by it in the exact sums, whose step is too coarse for gradients."""
-ROWS_AT_ONCE = 2048
-"""Positions whose scores of all items are in memory together."""
+SCORES_AT_ONCE = 2**20
+"""Scores that are in memory together: they fit the cache of a processor."""
+SORTED_BATCHES = 16
+"""Batches among which users are put together by length: less padding, still random."""
 DropoutShare = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -75,7 +80,7 @@ class SequencesConfig(MethodConfig):
     """Width of item vectors and of the state."""
     length: Count = 200
     """How many of a user's last items are read."""
-    dropout: DropoutShare = 0.1
+    dropout: DropoutShare = 0.2
     """Share of the entries that are left out at random while training."""
     lr: PositiveFloat = 0.001
     """Learning rate of Adam."""
@@ -85,7 +90,7 @@ class SequencesConfig(MethodConfig):
     """Standard deviation of the initial weights."""
 
 
-class CentralSequences(Method, Tunable):
+class CentralSequences(Method, ExportsUser, Tunable):
     """Base of both: batches, loss, Adam and scores; a network is `states`."""
 
     Config: ClassVar[type[MethodConfig]] = SequencesConfig
@@ -108,8 +113,7 @@ class CentralSequences(Method, Tunable):
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the weights; biases are 0, scales of normalised layers 1."""
         d = self.config.d
-        need = 4 * 10 * view.n_items * d + 4 * 4 * ROWS_AT_ONCE * view.n_items
-        require_memory(need, f"an item table of width d={d}, and scores", "a smaller d")
+        require_memory(4 * 12 * view.n_items * d, f"item tables of width d={d}", "a smaller d")
         shapes = {"items": (view.n_items, d), **self.shapes()}
         params = {}
         for name, shape in shapes.items():
@@ -133,13 +137,9 @@ class CentralSequences(Method, Tunable):
         trained = {name: torch.from_numpy(array.copy()) for name, array in shared.items()}
         params = {n: t.requires_grad_() for n, t in trained.items() if not n.startswith("adam/")}
         past = latest(view.positives, config.length + 1)
-        learning = np.flatnonzero(past.lengths > 1)
-        order = now.generator("order").permutation(learning)
-        drop = Dropout(config.dropout, now)
-        steps = -(-len(order) // config.batch)
-        total, positions = 0.0, 0
-        for number in range(steps):
-            users = order[number * config.batch : (number + 1) * config.batch]
+        batches = shuffled(past.lengths, config.batch, now.generator("order"))
+        drop, total, positions = Dropout(config.dropout, now), 0.0, 0
+        for step, users in enumerate(batches, start=(now.number - 1) * len(batches) + 1):
             inputs, targets = padded(past.take(users))
             known = targets >= 0
             states = self.states(params, inputs, drop)[known]
@@ -147,7 +147,7 @@ class CentralSequences(Method, Tunable):
             through = torch.autograd.grad(states, list(params.values()), to_states)
             gradients = dict(zip(params, through, strict=True))
             gradients["items"] += to_items  # which scores as well as it is read
-            _step_of_adam(trained, gradients, config.lr, (now.number - 1) * steps + number + 1)
+            _step_of_adam(trained, gradients, config.lr, step)
             total, positions = total + loss * len(states), positions + len(states)
         uploads = {
             name: tensor.detach().double().numpy()[None] / _unit(name)
@@ -172,9 +172,24 @@ class CentralSequences(Method, Tunable):
                 scores[client] = (params["items"] @ state).numpy()
         return scores
 
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> ItemCounts:
+        """Return the user's scores as of this history: a device does not run the network."""
+        return ItemCounts(self.score(shared, private, history)[0])
+
 
 def _unit(name: str) -> float:
     return ADAM_STEP if name.startswith("adam/") else 1.0
+
+
+def shuffled(
+    lengths: NDArray[np.int64], batch: int, generator: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """Return batches of the users with a next item, at random, those of a batch alike in length."""
+    order = generator.permutation(np.flatnonzero(lengths > 1))
+    found: list[NDArray[np.int64]] = []
+    for some in chunks(order, batch * SORTED_BATCHES):
+        found += chunks(some[np.argsort(lengths[some], kind="stable")], batch)
+    return [found[k] for k in generator.permutation(len(found))]
 
 
 def padded(past: Ragged) -> tuple[Tensor, Tensor]:
@@ -214,8 +229,9 @@ def full_softmax(states: Tensor, items: Tensor, targets: Tensor) -> tuple[float,
     """
     total, count = 0.0, max(1, len(states))
     to_states, to_items = torch.zeros_like(states), torch.zeros_like(items)
-    for start in range(0, len(states), ROWS_AT_ONCE):
-        part, wanted = states[start : start + ROWS_AT_ONCE], targets[start:][:ROWS_AT_ONCE]
+    at_once = max(1, SCORES_AT_ONCE // len(items))
+    for start in range(0, len(states), at_once):
+        part, wanted = states[start : start + at_once], targets[start : start + at_once]
         scores, rows = part @ items.T, torch.arange(len(part))
         scores -= scores.amax(dim=1, keepdim=True)
         total -= float(scores[rows, wanted].double().sum())
@@ -223,7 +239,7 @@ def full_softmax(states: Tensor, items: Tensor, targets: Tensor) -> tuple[float,
         total += float(sums.double().log().sum())
         scores /= sums
         scores[rows, wanted] -= 1.0
-        to_states[start : start + ROWS_AT_ONCE] = scores @ items
+        to_states[start : start + at_once] = scores @ items
         to_items += scores.T @ part
     return total / count, to_states / count, to_items / count
 
