@@ -110,7 +110,7 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "fedrkg central": case("fedrkg", GUIDED, CENTRAL, rounds=5),
     "fofl-self": case("fofl-self", SMALL, FIXED),
-    "gru4rec": case("gru4rec", {"d": 8}),
+    "gru4rec": case("gru4rec", {"d": 8, "length": 10, "evaluation.every": 3}),
     "itemknn": case("itemknn", rounds=None),
     "lipm": case("lipm", SMALL, SILOS),
     "lipm averages": case("lipm", SMALL, SILOS, {"averages": 3, "matching": 0.5}),
@@ -136,7 +136,7 @@ CASES: dict[str, dict[str, Any]] = {
     "privrec central": case("privrec", SMALL, FIXED, CENTRAL),
     "privrec-cen": case("privrec-cen", SMALL),
     "recent-popularity": case("recent-popularity", rounds=None),
-    "sasrec": case("sasrec", {"d": 8}),
+    "sasrec": case("sasrec", {"d": 8, "length": 10, "evaluation.every": 3}),
     "000 LIPM ml-100k": paper(
         "ml-100k",
         "lipm",
