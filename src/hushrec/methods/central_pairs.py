@@ -153,13 +153,14 @@ class CentralPairs(Method, base.Explains, base.Exports, base.ItemNeighbours, bas
     def contributions(
         self, shared: Shared, private: Private, history: TrainView, items: NDArray[np.int32]
     ) -> list[list[Reason]]:
-        """Find the item of the history with the largest weight; where there is none, popularity."""
-        out, past = [], self._past(history)
+        """Compare the weights from the history with popularity above the mean."""
+        prior = (shared["shares"] - shared["shares"].mean()) * self.popularity
+        out, last = [], self.last_items()
         for client, listed in enumerate(items):
-            weights = shared["weights"][past[client][:, None], np.maximum(listed, 0)]
-            found = pair_weights.reasons_from(self.because, past[client], weights)
-            known = [reason if reason.item >= 0 else base.POPULAR for reason in found]
-            out.append([r if i >= 0 else Reason() for r, i in zip(known, listed, strict=True)])
+            mine, known = history.positives[client][::-1][:last], listed[listed >= 0]
+            weights = shared["weights"][mine[:, None], known]
+            reasons = pair_weights.lifted_reasons(self.because, mine, weights, prior[known])
+            out.append([*reasons, *[Reason()] * (len(listed) - len(known))])
         return out
 
     def item_neighbours(self, shared: Shared, item: int) -> Scores:
