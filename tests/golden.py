@@ -69,6 +69,7 @@ def paper(
 
 CASES: dict[str, dict[str, Any]] = {
     "central-mf": case("central-mf"),
+    "ease": case("ease", rounds=None),
     "fcf": case("fcf"),
     "fedals": case("fedals"),
     "fedals central": case("fedals", CENTRAL, rounds=None),
@@ -109,12 +110,15 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "fedrkg central": case("fedrkg", GUIDED, CENTRAL, rounds=5),
     "fofl-self": case("fofl-self", SMALL, FIXED),
+    "gru4rec": case("gru4rec", {"d": 8, "length": 10, "evaluation.every": 3}),
+    "itemknn": case("itemknn", rounds=None),
     "lipm": case("lipm", SMALL, SILOS),
     "lipm averages": case("lipm", SMALL, SILOS, {"averages": 3, "matching": 0.5}),
     "lipm users": case("lipm", SMALL, FIXED),
     "lipm dpps": case("lipm", SMALL, SILOS, BUDGETS, {"guidance": 0.5}),
     "lipm central": case("lipm", SMALL, SILOS, CENTRAL, {"lipm": False}),
     "local-only": case("local-only"),
+    "markov": case("markov", rounds=None),
     "negative-counter": case("negative-counter"),
     "negative-counter published": {**case("negative-counter"), "protocol": "published"},
     "neumf": case("neumf"),
@@ -131,6 +135,8 @@ CASES: dict[str, dict[str, Any]] = {
     "privrec unseen": case("privrec", SMALL, FIXED, {"split.kind": "unseen-users"}),
     "privrec central": case("privrec", SMALL, FIXED, CENTRAL),
     "privrec-cen": case("privrec-cen", SMALL),
+    "recent-popularity": case("recent-popularity", rounds=None),
+    "sasrec": case("sasrec", {"d": 8, "length": 10, "evaluation.every": 3}),
     "000 LIPM ml-100k": paper(
         "ml-100k",
         "lipm",

@@ -60,6 +60,8 @@ SMALL = {
     "privrec-cen": SMALLER["privrec"],
     "pfedrec": {"d": 8},
     "fedrap": {"d": 4, "epochs": 2},
+    "gru4rec": {"d": 4, "length": 10},
+    "sasrec": {"d": 4, "length": 10, "blocks": 1},
 }
 """Options that keep a run short; under noise the default and item pairs have other options."""
 ROUNDS = 2

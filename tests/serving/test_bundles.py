@@ -47,6 +47,9 @@ HISTORIES = {
     "fedals central": ("fedals", {"d": 4, "price": 30.0, **CENTRAL}),
     "fednext": ("fednext", {"popularity": 0.1, "ridge": 5.0}),
     "fedease": ("fedease", {"popularity": 0.1, "ridge": 5.0}),
+    "ease": ("ease", {"ridge": 5.0}),
+    "itemknn": ("itemknn", {"neighbours": 20}),
+    "markov": ("markov", {"window": 3, "recent": 2}),
     "fedmix": ("fedmix", {**MIXTURE, "ridge": 5.0, "evaluation.every": 8}),
 }
 """Models that score from shared parameters and a history."""
@@ -68,6 +71,9 @@ PERSONAL = {
     "pfedrec": ("pfedrec", {"d": 8}),
     "privrec": ("privrec", {**SMALL, "shares": True}),
     "privrec-cen": ("privrec-cen", SMALL),
+    "recent-popularity": ("recent-popularity", {}),
+    "gru4rec": ("gru4rec", {"d": 8}),
+    "sasrec": ("sasrec", {"d": 8}),
 }
 """Models that score with parameters of one user."""
 VARIANTS = {

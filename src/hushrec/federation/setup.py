@@ -105,6 +105,11 @@ def set_up(experiment: Experiment, split: Split) -> SimulationSetup:
     clients = split.member_clients if config.promises else split.training_clients
     if method.traits.pooled and experiment.cohort.kind != "all":
         raise ConfigError(f"{method.name} pools all data: cohort.kind must be 'all'")
+    if method.traits.reads_times and not split.data.has_time:
+        raise ConfigError(
+            f"{method.name} needs to know when items were touched, and {split.data.name} has no "
+            "times: use popularity, or data with times"
+        )
     experiment.cohort.draw(len(clients), Streams(experiment.seed), 1)
     check_supported(experiment, type(method), len(clients))
     view, data, key = split.train_view(experiment.protocol), split.digest(), new_key()

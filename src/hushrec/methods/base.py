@@ -111,6 +111,8 @@ class Traits:
     repeats: bool = True
     """False where scores of items in the history mean nothing; such a method is refused where lists
     may hold them (``split.kind = next-basket``)."""
+    reads_times: bool = False
+    """True where scores depend on the times of interactions; data without times is refused."""
     from_features: bool = False
     """True where a client without a history is scored from its user features."""
     batch_interactions: int | None = None

@@ -1,4 +1,15 @@
-"""Baselines: popularity, own frequency, negative counter, local training, pooled factorisation.
+"""Baselines: popularity, recent popularity, own frequency, negative counter, local training,
+pooled factorisation.
+
+Recent popularity is that of the last weeks (Ji et al. 2020, "A re-visit of the popularity baseline
+in recommender systems", section 3): with c_b(j) the number of times that item j was touched in the
+b-th part of the time that training spans,
+
+    score(j) = sum over the parts b of 2^(-(now - b) / half_life) c_b(j),    0 <= now - b < window.
+
+Now is the time of the user's last interaction, or the end of the training data for everybody. The
+first round counts. Every round tries another choice of window, half-life and now, and the
+validation items select the round, as everywhere.
 
 The negative counter detects dishonest evaluation. It learns nothing: every device counts how often
 each item was drawn as one of its negatives and ranks the least drawn first. With honest negatives
@@ -12,18 +23,31 @@ scores near 1, which proves that those figures are the leak.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
+from itertools import product
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from hushrec.aggregation import ClientRows, Total, Update
-from hushrec.config import Width
+from hushrec.config import Count, Width
 from hushrec.data.views import Ragged, TrainView
+from hushrec.io import require_memory
 from hushrec.kernels.inner_product import fit_pooled
 from hushrec.methods import base, forms
-from hushrec.methods.base import Fitted, Method, MethodConfig, Reason, Scores, Shared, Traits
+from hushrec.methods.base import (
+    IDLE,
+    Fitted,
+    Method,
+    MethodConfig,
+    Phase,
+    Reason,
+    Scores,
+    Shared,
+    Traits,
+)
 from hushrec.methods.shared.options import InnerProductConfig, Negatives
 from hushrec.private import PerClient, PerClientTable, Private, PrivateFields
 from hushrec.streams import Round, Streams
@@ -114,6 +138,128 @@ class PersonalFrequency(Popularity):
     def device_form(self, shared: Shared, view: TrainView) -> forms.ItemCounts:
         """Return popularity, to which every occurrence of an item adds one."""
         return forms.ItemCounts(self._below_one(shared), own=1.0)
+
+
+WINDOWS = HALF_LIVES = (1 / 128, 1 / 32, 1 / 8, 1 / 2, 4.0)
+NOWS: tuple[Literal["user", "end"], ...] = ("user", "end")
+"""What is tried where an option leaves it open; 4 times the whole span is nearly no limit."""
+TIME_STEP = 2.0**20
+"""Times are divided by it in the exact sums, whose numbers stay below 2^30."""
+SpanShare = Annotated[float, Field(gt=0)]
+"""A length of time, as a share of the time that training spans."""
+RECENTLY_POPULAR = Reason("popular lately")
+
+
+class RecentPopularityConfig(MethodConfig):
+    """Options of recent popularity; lengths of time are shares of what the training data spans."""
+
+    window: SpanShare | None = None
+    """How far back interactions count.  [1/128, 1/32, 1/8, 1/2 or 4, chosen on validation items]"""
+    half_life: SpanShare | None = None
+    """After how long an interaction counts half.  [as window]"""
+    now: Literal["user", "end"] | None = None
+    """When a user is scored: at the user's last interaction, or at the end of the training data.
+    [chosen on validation items]"""
+    parts: Count = 256
+    """Equal parts of the time that training spans, in which interactions are counted."""
+
+
+class RecentPopularity(Method, base.Explains, base.ExportsUser, base.ItemPopularity):
+    """What was touched most lately; pooled: the server holds everybody's data."""
+
+    name = "recent-popularity"
+    Config = RecentPopularityConfig
+    config: RecentPopularityConfig
+    traits = Traits(rounds=1, learns=False, pooled=True, reads_times=True)
+
+    def choices(self) -> list[tuple[float, float, bool]]:
+        """Return windows, half-lives and whether now is the user's, in the order of trial."""
+        window, half_life, now = self.config.window, self.config.half_life, self.config.now
+        windows = WINDOWS if window is None else [window]
+        half_lives = HALF_LIVES if half_life is None else [half_life]
+        nows = [each == "user" for each in (NOWS if now is None else [now])]
+        return list(product(windows, half_lives, nows))
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """One round counts and tries the first choice; every other choice takes one round."""
+        sends, others = "everybody's items and times, counted", len(self.choices()) - 1
+        count = Phase("count", 1, sends, self.fit, self._counted)
+        idle = Phase("select", others, IDLE.uploads, self._fit_nothing, self._next_choice)
+        return (count, replace(idle, download=IDLE.download)) if others else (count,)
+
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Start from zero counts."""
+        shape = self.config.parts, view.n_items
+        need = 4 * 8 * shape[0] * shape[1]
+        require_memory(need, f"counts in parts={shape[0]} parts of the time", "fewer parts")
+        return {
+            "counts": np.zeros(shape, np.float32),
+            "popular": np.zeros(shape, np.float32),
+            "span": np.array([0.0, 1.0]),
+            "choice": np.array(self.choices()[0]),
+        }
+
+    def serving(self, shared: Shared) -> Shared:
+        """Leave out the counts, from which popularity was worked out."""
+        return {name: array for name, array in shared.items() if name != "counts"}
+
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
+        """Count items by time."""
+        times = view.times.values.astype(np.float64)
+        first, last = (times.min(), times.max()) if len(times) else (0.0, 0.0)
+        span = np.array([first, max(last - first, 1.0)])
+        part = self._part_of(times, span)
+        shape = shared["counts"].shape
+        counts = np.bincount(part * view.n_items + view.positives.values, minlength=np.prod(shape))
+        dense = {"counts": counts.reshape(1, *shape), "span": span[None] / TIME_STEP}
+        return Fitted(Update(1, dense=dense), {})
+
+    def _part_of(self, times: NDArray[np.float64], span: base.Array) -> NDArray[np.int64]:
+        """Return the part of the training time that each time falls in, or the nearest one."""
+        parts = self.config.parts
+        part = np.floor((times - span[0]) / span[1] * parts)
+        return np.asarray(np.clip(part, 0, parts - 1), np.int64)
+
+    def _fit_nothing(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
+        return Fitted(Update(1), {})
+
+    def _counted(self, shared: Shared, total: Total, number: int) -> Shared:
+        counts = total.dense["counts"].astype(np.float32)
+        span = total.dense["span"] * TIME_STEP
+        return self._next_choice({**shared, "counts": counts, "span": span}, total, number)
+
+    def _next_choice(self, shared: Shared, total: Total, number: int) -> Shared:
+        window, half_life, of_user = self.choices()[number - 1]
+        counts, parts = shared["counts"].astype(np.float64), self.config.parts
+        popular = np.zeros_like(counts)
+        for lag in range(min(parts, max(1, round(window * parts)))):
+            popular[lag:] += 2.0 ** (-lag / (half_life * parts)) * counts[: parts - lag]
+        choice = np.array([window, half_life, of_user])
+        return {**shared, "popular": popular.astype(np.float32), "choice": choice}
+
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
+        """Score by the popularity at the user's time, or at the end."""
+        part = np.full(len(history), self.config.parts - 1)
+        some = history.times.lengths > 0
+        if shared["choice"][2]:
+            latest = history.times.values[history.times.indptr[1:][some] - 1]
+            part[some] = self._part_of(latest.astype(np.float64), shared["span"])
+        return np.asarray(shared["popular"][part])
+
+    def contributions(
+        self, shared: Shared, private: Private, history: TrainView, items: NDArray[np.int32]
+    ) -> list[list[Reason]]:
+        """Say that an item is popular lately, which is all that its score says."""
+        return [[RECENTLY_POPULAR if i >= 0 else Reason() for i in listed] for listed in items]
+
+    def item_popularity(self, shared: Shared) -> Scores:
+        """Return the popularity at the end of the training data."""
+        return np.asarray(shared["popular"][-1])
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> forms.ItemCounts:
+        """Return the popularity at the user's time."""
+        return forms.ItemCounts(self.score(shared, private, history)[0])
 
 
 class SharesNothing(Method):

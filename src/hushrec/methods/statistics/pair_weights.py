@@ -147,9 +147,7 @@ class ItemPairs(Method, base.Explains, base.Exports, base.ItemNeighbours, base.I
             mine = np.ascontiguousarray(past[client][::-1][:recent])  # one form of the kernel
             weights = pair_kernels.weights_between(mine, listed[listed >= 0], *table)
             weights *= fading(len(mine), recency)[:, None]
-            reasons = reasons_from(self.because, mine, weights)
-            lifted = weights.sum(axis=0) >= prior[listed[listed >= 0]]
-            known = [r if w else POPULAR for r, w in zip(reasons, lifted, strict=True)]
+            known = lifted_reasons(self.because, mine, weights, prior[listed[listed >= 0]])
             out.append([*known, *[Reason()] * (len(listed) - len(known))])
         return out
 
@@ -294,6 +292,14 @@ def reasons_from(
     best, most = past[influence.argmax(axis=0)], influence.max(axis=0)
     found = np.where(most > 0, best, -1).tolist()
     return [Reason(words, expert, item) for item in found]
+
+
+def lifted_reasons(
+    words: str, past: NDArray[np.int32], weights: NDArray[np.float32], prior: Array
+) -> list[Reason]:
+    """Return reasons of weights [items of the history, items]; popularity where it adds more."""
+    reasons, lifted = reasons_from(words, past, weights), weights.sum(axis=0) >= prior
+    return [reason if more else POPULAR for reason, more in zip(reasons, lifted, strict=True)]
 
 
 def solved_reasons(
