@@ -109,6 +109,11 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "fedrkg central": case("fedrkg", GUIDED, CENTRAL, rounds=5),
     "fofl-self": case("fofl-self", SMALL, FIXED),
+    "gpfedrec": case("gpfedrec", SMALL, {"item_rate": 5.0, "threshold": 1.0}),
+    "gpfedrec dissimilar": case(
+        "gpfedrec", SMALL, FIXED, {"item_rate": 5.0, "threshold": 1.0, "graph": "dissimilar"}
+    ),
+    "gpfedrec gaussian": case("gpfedrec", SMALL, LOCAL, {"item_rate": 5.0}),
     "lipm": case("lipm", SMALL, SILOS),
     "lipm averages": case("lipm", SMALL, SILOS, {"averages": 3, "matching": 0.5}),
     "lipm users": case("lipm", SMALL, FIXED),
