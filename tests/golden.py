@@ -69,6 +69,9 @@ def paper(
 
 CASES: dict[str, dict[str, Any]] = {
     "central-mf": case("central-mf"),
+    "cofedrec": case("cofedrec", {"d": 8, "clusters": 8, "evaluation.every": 4}, rounds=8),
+    "cofedrec all": case("cofedrec", {"d": 8, "clusters": 8, "contrast": "all"}, FIXED, rounds=6),
+    "cofedrec central": case("cofedrec", {"d": 8, "clusters": 8}, CENTRAL, rounds=4),
     "fcf": case("fcf"),
     "fedals": case("fedals"),
     "fedals central": case("fedals", CENTRAL, rounds=None),
