@@ -70,6 +70,9 @@ def paper(
 CASES: dict[str, dict[str, Any]] = {
     "central-mf": case("central-mf"),
     "ease": case("ease", rounds=None),
+    "cofedrec": case("cofedrec", {"d": 8, "clusters": 8, "evaluation.every": 4}, rounds=8),
+    "cofedrec all": case("cofedrec", {"d": 8, "clusters": 8, "contrast": "all"}, FIXED, rounds=6),
+    "cofedrec central": case("cofedrec", {"d": 8, "clusters": 8}, CENTRAL, rounds=4),
     "fcf": case("fcf"),
     "fedals": case("fedals"),
     "fedals central": case("fedals", CENTRAL, rounds=None),
@@ -112,6 +115,11 @@ CASES: dict[str, dict[str, Any]] = {
     "fofl-self": case("fofl-self", SMALL, FIXED),
     "gru4rec": case("gru4rec", {"d": 8, "length": 10, "evaluation.every": 3}),
     "itemknn": case("itemknn", rounds=None),
+    "gpfedrec": case("gpfedrec", SMALL, {"item_rate": 5.0, "threshold": 1.0}),
+    "gpfedrec dissimilar": case(
+        "gpfedrec", SMALL, FIXED, {"item_rate": 5.0, "threshold": 1.0, "graph": "dissimilar"}
+    ),
+    "gpfedrec gaussian": case("gpfedrec", SMALL, LOCAL, {"item_rate": 5.0}),
     "lipm": case("lipm", SMALL, SILOS),
     "lipm averages": case("lipm", SMALL, SILOS, {"averages": 3, "matching": 0.5}),
     "lipm users": case("lipm", SMALL, FIXED),

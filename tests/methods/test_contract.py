@@ -16,11 +16,12 @@ BUILT_IN = [
 ]
 FEW = {"d": 8, "hidden": (8, 8, 4, 4), "lr": 0.1}
 SILO = {"d": 8, "hidden": (8, 4), "batch": 16, "epochs": 20, "lr": 0.1, "decay": 0.003}
-# Alone on its device (local-only, FedRKG before its first guidance) one cannot tell unseen items
+# Alone on its device (local-only, FedRKG before its first guidance, CoFedRec but for the mean of a
+# group now and then) one cannot tell unseen items
 # apart; what FedRAP's common table knows of an unseen item drowns in a personal row that only saw
 # it as a negative; FedRec looks at ratings, which are all alike here; and under pFedMe single users
 # learn slowly.
-AT_CHANCE = ("local-only", "fedrap", "fedrkg", "fedrec", "pfedme")
+AT_CHANCE = ("local-only", "cofedrec", "fedrap", "fedrkg", "fedrec", "pfedme")
 SMALLER = {
     # Smaller networks and fewer rounds: enough for three groups of users.
     "privrec": {"options": FEW, "rounds": 30},

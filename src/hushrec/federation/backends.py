@@ -19,8 +19,9 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
-from hushrec.aggregation import Evaluation, ExactSum, LossSum
+from hushrec.aggregation import Evaluation, ExactSum, LossSum, Update
 from hushrec.data.splitting import Part, Split
 from hushrec.data.views import TrainView, balanced_chunks, chunks
 from hushrec.errors import ConfigError
@@ -30,6 +31,7 @@ from hushrec.federation.experiment import Experiment
 from hushrec.io import usable_cores
 from hushrec.io.codec import Arrays, payload
 from hushrec.methods.base import Shared
+from hushrec.methods.relations import Relates, Spool
 from hushrec.privacy.protection import Protection
 from hushrec.private import PrivateStore
 
@@ -86,6 +88,8 @@ class Simulation(Backend, Protocol):
     ranks: dict[str, PartRanks]
 
 
+ALGEBRA_THREADS = 2
+"""Threads of the server's linear algebra on every machine: the last bits depend on them."""
 BATCH_INTERACTIONS = 3072
 """Training interactions per batch of clients: enough to keep the interpreter idle, few enough for
 their rows to stay in the cache."""
@@ -144,7 +148,7 @@ class InProcess:
     ) -> Collected:
         """Train the cohort batch by batch; protect and sum the uploads."""
         threads, number = self.machine.n_threads, download.round
-        batches = self.batches(protection, cohort)
+        batches, spool = self.batches(protection, cohort), self._spool(download, cohort)
 
         def work(mine: list[NDArray[np.int64]]) -> tuple[ExactSum, LossSum, int, int]:
             summed, loss = ExactSum(self.view.n_items), LossSum()
@@ -153,7 +157,11 @@ class InProcess:
                 view = self.view.take_clients(clients)
                 own = download.to(np.searchsorted(cohort, clients))
                 upload, kept = take_part(self.task, protection, own, view, self.store.read(clients))
-                summed.add(protection.receive(upload.update, view.clients, number))
+                received = protection.receive(upload.update, view.clients, number)
+                if spool is None:
+                    summed.add(received)
+                else:
+                    spool.put(np.searchsorted(cohort, clients), received)
                 self.store.write(clients, kept)
                 loss, sent = loss.merge(upload.loss), sent + upload.update.nbytes
                 zeroed_out += upload.update.zeroed_out
@@ -166,7 +174,33 @@ class InProcess:
         for summed, more, sent, count in results:
             total.merge(summed)
             loss, up_bytes, zeroed_out = loss.merge(more), up_bytes + sent, zeroed_out + count
-        return Collected(total, loss, up_bytes, download.nbytes(len(cohort)), zeroed_out)
+        down_bytes = download.nbytes(len(cohort))
+        if spool is not None:
+            total.add(_related(spool))
+            down_bytes += self._answer(spool, cohort, batches)
+        return Collected(total, loss, up_bytes, down_bytes, zeroed_out)
+
+    def _spool(self, download: Download, cohort: NDArray[np.int64]) -> Spool | None:
+        """Return room for the uploads of a round, if the method relates them."""
+        method = self.task.method
+        if not isinstance(method, Relates):
+            return None
+        shape = self.task.upload_shape(download.to(ALONE[:0])).dense[method.uploaded]
+        return Spool(method, len(cohort), shape, self.store.folder)
+
+    def _answer(
+        self, spool: Spool, cohort: NDArray[np.int64], batches: list[NDArray[np.int64]]
+    ) -> int:
+        """Give every client its answer to keep; return the bytes of all answers."""
+        name, sent = spool.method.answered, 0
+        for clients in batches:
+            answers, own = spool.take(np.searchsorted(cohort, clients)), self.store.read(clients)
+            kept = {field: own[field] for field in own if field != name}
+            self.store.write(clients, {**kept, name: answers})
+            sent += answers.nbytes
+        spool.close()
+        self.store.release()
+        return sent
 
     def batches(self, protection: Protection, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Cut a cohort into batches, each trained by one call of `Method.fit`."""
@@ -213,6 +247,12 @@ class InProcess:
 ALONE = np.zeros(1, np.int64)
 
 
+def _related(spool: Spool) -> Update:
+    """Let the server relate the uploads of a round; return the sum of its answers."""
+    with ThreadpoolController().limit(limits=ALGEBRA_THREADS, user_api="blas"):
+        return spool.relate()
+
+
 class Device:
     """One client: a device, or a silo of several users."""
 
@@ -236,6 +276,11 @@ class Device:
         upload, private = take_part(self.task, protection, download, self.view, kept)
         self.store.write(ALONE, private)
         return upload.to_bytes()
+
+    def keep_answer(self, message: bytes) -> None:
+        """Keep the server's answer to the upload."""
+        answer, own = Download.from_bytes(message).own, self.store.read(ALONE)
+        self.store.write(ALONE, {**own, **answer})
 
     def evaluate(self, message: bytes, part: Part, selected: bool) -> bytes:
         """Answer the parameters that score with the evaluation of the own held-out items."""
@@ -274,9 +319,13 @@ class OneByOne:
         """Let the clients take part one after the other."""
         summed, loss = ExactSum(self.task.public.n_items), LossSum()
         up_bytes = down_bytes = zeroed_out = 0
+        method, shape = self.task.method, self.task.upload_shape(download.to(ALONE[:0]))
+        spool = None
+        if isinstance(method, Relates):
+            spool = Spool(method, len(cohort), shape.dense[method.uploaded])
         expected = Expected(
             download.round,
-            protection.sent_shape(self.task.upload_shape(download.to(ALONE[:0])), download.round),
+            protection.sent_shape(shape, download.round),
             whole=protection.sends_whole(download.round),
             norm=protection.norm_of(download.round),
         )
@@ -285,10 +334,21 @@ class OneByOne:
             answer = self.devices[client].take_part(message)
             upload = Upload.from_bytes(answer, expected)
             number = np.array([client], np.int32)
-            summed.add(protection.receive(upload.update, number, download.round))
+            received = protection.receive(upload.update, number, download.round)
+            if spool is None:
+                summed.add(received)
+            else:
+                spool.put(np.array([index]), received)
             loss = loss.merge(upload.loss)
             up_bytes, down_bytes = up_bytes + payload(answer), down_bytes + payload(message)
             zeroed_out += upload.update.zeroed_out
+        if spool is not None:
+            summed.add(_related(spool))
+            for index, client in enumerate(cohort.tolist()):
+                own = {spool.method.answered: spool.take(np.array([index]))}
+                message = Download(download.round, {}, own).to_bytes()
+                self.devices[client].keep_answer(message)
+                down_bytes += payload(message)
         return Collected(summed, loss, up_bytes, down_bytes, zeroed_out)
 
     def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:

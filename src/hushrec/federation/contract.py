@@ -26,6 +26,7 @@ from hushrec.errors import ConfigError, MessageError, cut
 from hushrec.federation.experiment import Experiment
 from hushrec.io.codec import Arrays, GroupSpec, Message, printable
 from hushrec.io.files import write_bytes
+from hushrec.methods.relations import Relates
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.secagg import SetupTerms, SumTerms, VectorLayout
 from hushrec.secagg.messages import MOST_SUMS, colluders_of, threshold_of
@@ -310,6 +311,11 @@ def _check_can_be_federated(experiment: Experiment) -> None:
     method, split = experiment.make_method(), experiment.split
     if method.traits.pooled:
         raise ConfigError(f"{method.name} pools all data: a federation needs a federated method")
+    if isinstance(method, Relates):
+        raise ConfigError(
+            f"{method.name} relates clients by their single uploads, and a node sends the sum over "
+            "its clients: use another method, or a simulation (hushrec train)"
+        )
     if split.kind == "time" and None in (split.valid_from, split.test_from):
         raise ConfigError(
             "a node cannot know which date is a share of everybody's rows: give split.valid_from "

@@ -27,7 +27,7 @@ from hushrec.data.splitting import Part
 from hushrec.errors import ConfigError, DivergedError, StoppedError
 from hushrec.evaluation.evaluator import EvaluationConfig, PartRanks
 from hushrec.evaluation.groups import group_means, rank_changes
-from hushrec.federation.backends import Backend, Collected, Simulation
+from hushrec.federation.backends import ALGEBRA_THREADS, Backend, Collected, Simulation
 from hushrec.federation.client import Task
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.guard import GuardState, PhaseFigures, RoundFigures, is_finite
@@ -186,8 +186,6 @@ class SimulationMetrics(Callback):
 
 
 SelectedBy = Literal["validation", "noised validation", "last round"]
-ALGEBRA_THREADS = 2
-"""Threads of the server's linear algebra on every machine: the last bits depend on them."""
 
 
 @dataclass

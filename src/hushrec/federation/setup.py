@@ -24,6 +24,7 @@ from hushrec.federation.client import NO_CLIENTS, Task
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import ServerState, Training
 from hushrec.methods.base import Method, Shared
+from hushrec.methods.relations import Relates
 from hushrec.privacy.budgets import personal_budgets
 from hushrec.privacy.calibration import gradient_noise_plan, make_plan
 from hushrec.privacy.config import check_declared, check_privacy, public_facts
@@ -224,7 +225,8 @@ def _find_plan(
     cohort, validation = experiment.cohort, experiment.evaluation.evaluation_rounds(rounds)
     if not config.promises:
         traits, protection = method.traits, Protection().after(_layers(experiment, task))
-        return NoPlan(protection, pooled=traits.pooled, reveals=traits.reveals)
+        singly = isinstance(method, Relates)
+        return NoPlan(protection, pooled=traits.pooled, reveals=traits.reveals, seen_singly=singly)
     keeps_private = bool(method.private_fields(task.public, task.initial, task.streams))
     if config.on_sums and cohort.kind == "fixed" and keeps_private:
         raise ConfigError(

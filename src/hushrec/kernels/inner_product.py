@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hushrec.kernels import draws
+from hushrec.kernels.contrast import ANY_ORDER as ANY_ORDER
+from hushrec.kernels.contrast import contrast_rows, new_contrast_buffers
 from hushrec.kernels.draws import ClientData, Pace, below, draw, nth_outside
 from hushrec.kernels.jit import Array, njit
-
-ANY_ORDER = {"reassoc", "contract", "nsz"}
-"""Fast-math flags: additions may be reordered for vector instructions, in the same way on every
-call of the same compiled code. NaN and infinity keep their meaning."""
 
 
 class InnerProductModel(NamedTuple):
@@ -125,6 +123,7 @@ def fit_inner_product(
     own_tables: Any = None,
     additive: Any = None,
     clip: Any = None,
+    contrast: Any = None,
 ) -> tuple[Array, Array, Array, Array]:
     """Train ``sigmoid(<row_i, vector> + bias)`` on every client, by SGD on the batch-mean BCE.
 
@@ -140,6 +139,7 @@ def fit_inner_product(
       means are over the entries of the rows of the batch's samples. Returned rows are twice as
       wide: a common row followed by a personal row.
     - ``clip``: bound of the norm of the joint BCE gradient.
+    - ``contrast``, a `Contrast`: the term is added to the loss of the item rows.
 
     Returns the touched rows, ragged by client: (indptr, item ids by first use, new rows, mean loss
     of each client before its steps).
@@ -155,6 +155,10 @@ def fit_inner_product(
         length = (indptr[c + 1] - indptr[c]) * (1 + negatives)
         longest = max(longest, length)
         capacity += min(length, n_items)
+    if contrast is not None:
+        most = n_items if contrast.whole else min(batch, longest, n_items)
+        buffers = new_contrast_buffers(most, n_items, d)
+        capacity = max(capacity, clients * n_items if contrast.whole else 0)
     out_indptr = np.zeros(clients + 1, np.int64)
     out_items = np.empty(capacity, np.int32)
     out_rows = np.empty((capacity, d if additive is None else 2 * d), table.dtype)
@@ -175,6 +179,14 @@ def fit_inner_product(
         start, n_rows, samples = out_indptr[c], 0, 0
         position = 0  # in this client's stream
 
+        if contrast is not None:
+            for whole in range(n_items if contrast.whole else 0):
+                slot_of[whole] = whole
+                out_items[start + whole] = whole
+                out_rows[start + whole] = (
+                    table[whole] if own_tables is None else own_tables[c, whole]
+                )
+                n_rows += 1
         outside = excluded[excluded_indptr[c] : excluded_indptr[c + 1]]
         pool = n_items - len(outside)
         # For many draws it is faster to list the pool once than to search for each draw.
@@ -266,12 +278,21 @@ def fit_inner_product(
                                 gradient[k] += error[s] * row[k]
                         of_bias = bias_gradient if with_bias else zero
                         clip_errors(clip, error, taken, row_error, vector, gradient, of_bias)
+                if contrast is not None:
+                    near = contrast_rows(
+                        rows, out_items[start : start + n_rows], taken, contrast, buffers
+                    )
                 if additive is None:
                     for s in range(size):
                         row = rows[taken[s] >> 1]
                         step = row_rate * error[s]
                         for k in range(d):
                             row[k] -= step * vector[k]
+                    if contrast is not None:
+                        for s in range(near):
+                            row = rows[buffers.slots[s]]
+                            for k in range(d):
+                                row[k] -= row_rate * buffers.gradient[s, k]
                 else:
                     _, _, difference, ridge, decay, personal_rate = additive
                     own_row_rate = row_rate * personal_rate

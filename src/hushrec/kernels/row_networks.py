@@ -46,6 +46,8 @@ class NetworkRates(NamedTuple):
     items: float
     clip: float
     """Bound of the norm of the joint gradient of a step; infinite without clipping."""
+    pull: float = 0.0
+    """Share of its distance from its target by which a step moves every row of the client."""
 
 
 class NetworkBuffers(NamedTuple):
@@ -73,11 +75,13 @@ def fit_row_networks(
     shape: Shape,
     rates: NetworkRates,
     two_steps: bool,
+    targets: Any = None,
 ) -> Array:
     """Train each client's parameters and rows in place; return its mean loss before each step.
 
     A batch takes one joint step or, with ``two_steps``, a step on the parameters and then one on
-    the rows.
+    the rows. ``targets``, one for each row, are what `NetworkRates.pull` moves rows towards;
+    without them its branch is removed at compilation.
     """
     indptr, row, labels, epochs = samples
     losses = np.zeros(len(theta))
@@ -86,17 +90,37 @@ def fit_row_networks(
     for c in range(len(theta)):
         length = (indptr[c + 1] - indptr[c]) // epochs
         own = rows[rows_indptr[c] : rows_indptr[c + 1]]
+        own_targets = None if targets is None else targets[rows_indptr[c] : rows_indptr[c + 1]]
         steps = 0
         for epoch in range(epochs):
             start, end = indptr[c] + epoch * length, indptr[c] + (epoch + 1) * length
             for a in range(start, end, batch):
                 b = min(a + batch, end)
+                taken, given = row[a:b], labels[a:b]
                 losses[c] += step_row_network(
-                    theta[c], own, row[a:b], labels[a:b], shape, rates, True, not two_steps, buffers
+                    theta[c],
+                    own,
+                    taken,
+                    given,
+                    shape,
+                    rates,
+                    True,
+                    not two_steps,
+                    buffers,
+                    own_targets,
                 )
                 if two_steps:
                     step_row_network(
-                        theta[c], own, row[a:b], labels[a:b], shape, rates, False, True, buffers
+                        theta[c],
+                        own,
+                        taken,
+                        given,
+                        shape,
+                        rates,
+                        False,
+                        True,
+                        buffers,
+                        own_targets,
                     )
                 steps += 1
         losses[c] /= max(1, steps)
@@ -127,6 +151,7 @@ def step_row_network(
     moves_network: bool,
     moves_rows: bool,
     buffers: NetworkBuffers,
+    targets: Any = None,
 ) -> float:
     """Take one step on a batch, in place; return the mean cross-entropy before it."""
     n, width, v = len(labels), shape.widths[0], shape.vector
@@ -152,6 +177,10 @@ def step_row_network(
         for k in range(v, len(theta)):
             theta[k] -= np.float32(rates.network) * factor * buffers.gradient[k]
     if moves_rows:
+        if targets is not None:  # before the gradient's step, whose errors are of these rows
+            for r in range(len(own)):
+                for j in range(width):
+                    own[r, j] += np.float32(rates.pull) * (targets[r, j] - own[r, j])
         for s in range(n):
             for j in range(width):
                 own[row[s], j] -= np.float32(rates.items) * factor * errors[s, j]
@@ -221,6 +250,17 @@ def row_network_backward(
             buffers.gradient[i] = inner(theta[row : row + first], summed)
             for j in range(first):
                 buffers.gradient[row + j] = theta[i] * summed[j]
+
+
+@njit(cache=True, nogil=True)
+def pulled_tables(table: Array, targets: Array, shares: Array) -> Array:
+    """Return ``table`` moved by each client's share of the distance to its target, for all rows."""
+    out = np.empty_like(targets)
+    for c in range(len(targets)):
+        for i in range(len(table)):
+            for k in range(table.shape[1]):
+                out[c, i, k] = table[i, k] + shares[c] * (targets[c, i, k] - table[i, k])
+    return out
 
 
 # ---------------------------------------------------------------- NeuMF

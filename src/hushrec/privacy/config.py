@@ -18,6 +18,7 @@ from hushrec.data.interactions import Features, Interactions, Numeric
 from hushrec.data.views import CohortConfig, TrainView
 from hushrec.errors import ConfigError
 from hushrec.methods.base import Method
+from hushrec.methods.relations import Relates
 from hushrec.privacy.accountant import Neighbours
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -158,6 +159,12 @@ def check_privacy(
         raise ConfigError(
             f"{method.name} sums over all pairs of items, and noise cannot cover every pair: use "
             f"{central}another method, or privacy.mode = none"
+        )
+    if config.on_sums and issubclass(method, Relates):
+        raise ConfigError(
+            f"{method.name} relates clients by their single uploads, and noise on a sum protects "
+            "none of those: use privacy.mode = local-gaussian, which adds noise to every upload, "
+            "or another method"
         )
     if config.delta is not None and config.delta >= 1 / population:
         raise ConfigError(

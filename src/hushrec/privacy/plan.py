@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregation import UploadShape
+from hushrec.methods.relations import SEEN_SINGLY
 from hushrec.privacy.accountant import (
     Accountant,
     Event,
@@ -240,6 +241,8 @@ class NoPlan(Plan):
     reveals: frozenset[str] = frozenset()
     secure: bool = False
     """Whether nodes send their sums to a secure sum, so that the server sees the total only."""
+    seen_singly: bool = False
+    """Whether the server relates clients by their single uploads."""
 
     def statement(
         self, history: History, run: int, ledger: Ledger | None = None, up_bytes: int = 0
@@ -262,4 +265,5 @@ class NoPlan(Plan):
             "No formal guarantee: interactions stay on the clients, but raw updates reach the "
             "server, and the rows a client uploads name the items it drew and touched."
             + (revealed if self.reveals else "")
+            + (f" It relates clients, so {SEEN_SINGLY}." if self.seen_singly else "")
         )

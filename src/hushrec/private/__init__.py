@@ -105,7 +105,8 @@ class _Segment:
         if self.folder is None or 0 in shape:
             return np.zeros(shape, dtype)
         self.folder.mkdir(parents=True, exist_ok=True)
-        return np.memmap(self.folder / f"{name}.private", dtype, "w+", shape=shape)
+        file = self.folder / f"{name.replace('/', '.')}.private"  # "layer0/weight" is no folder
+        return np.memmap(file, dtype, "w+", shape=shape)
 
 
 class _Written(NamedTuple):

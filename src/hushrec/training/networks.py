@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,15 @@ def row_loss(params: Params, rows: Params, batch: tensors.DeviceBatch) -> Tensor
     return tensors.mean_bce(row_logits(params, rows["items"]), batch)
 
 
+class Pull(NamedTuple):
+    """A term of the loss that draws every row of a client towards the row of its own target."""
+
+    targets: Array
+    """[clients, items, d]"""
+    step: float
+    """Share of the distance that a step takes away."""
+
+
 def train_row_networks(
     view: TrainView,
     now: Round,
@@ -69,12 +78,13 @@ def train_row_networks(
     pace: Pace,
     descent: Descent,
     vector_rate: float = 1.0,
+    pull: Pull | None = None,
 ) -> tuple[dict[str, Array], ClientRows, NDArray[np.float64]]:
     """Train a batch of clients.
 
     Clients start from ``table`` [items, d], or from their own tables [clients, items, d]. The
     vector's rate is ``vector_rate`` times that of the other parameters. Returns the parameters, the
-    touched rows after training, and each client's mean loss before each step.
+    touched rows after training, and each client's mean cross-entropy before each step.
     """
     descent.check(np.dtype(np.float32))
     samples = draw_device_samples(view, pace.negatives, pace.epochs, now)
@@ -98,8 +108,11 @@ def train_row_networks(
         samples._replace(items=sample_rows),
         pace.batch,
         row_networks.Shape(n_vector, np.array(widths)),
-        row_networks.NetworkRates(descent.own * vector_rate, descent.own, descent.item, clip),
+        row_networks.NetworkRates(
+            descent.own * vector_rate, descent.own, descent.item, clip, pull.step if pull else 0.0
+        ),
         descent.two_steps,
+        None if pull is None else pull.targets[owner, ids],
     )
     trained = unpack_flat(torch.from_numpy(theta), shapes)
     arrays = {name: part.numpy() for name, part in trained.items()}

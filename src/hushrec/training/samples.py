@@ -19,6 +19,7 @@ from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError
 from hushrec.io import require_memory
 from hushrec.kernels import draws, inner_product, ragged
+from hushrec.kernels.contrast import Contrast
 from hushrec.kernels.draws import ClientData, DeviceSamples, Pace
 from hushrec.kernels.inner_product import Additive, InnerProductModel, Rates
 from hushrec.streams import Round, Streams
@@ -204,11 +205,12 @@ def train_inner_product(
     biases: Array | None,
     pace: Pace,
     descent: Descent,
-    additive: Additive | None = None,
+    term: Additive | Contrast | None = None,
 ) -> tuple[ClientRows, NDArray[np.float64]]:
     """Train a batch of clients (`inner_product.fit_inner_product`).
 
-    Clients start from ``table`` [items, d], or from their own tables [clients, items, d].
+    Clients start from ``table`` [items, d], or from their own tables [clients, items, d]. ``term``
+    is what the method's loss has beside the cross-entropy.
     ``vectors`` and ``biases`` change in place. Returns the touched rows after training, and each
     client's mean loss.
     """
@@ -225,8 +227,9 @@ def train_inner_product(
         Rates(number(descent.own), number(descent.item), number(descent.decay)),
         descent.two_steps,
         own_tables,
-        additive,
+        term if isinstance(term, Additive) else None,
         None if descent.clip is None else number(descent.clip),
+        term if isinstance(term, Contrast) else None,
     )
     return ClientRows(indptr, ids, rows), losses
 
