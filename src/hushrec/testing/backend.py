@@ -65,6 +65,7 @@ SMALLER: Mapping[str, Mapping[str, Any]] = {
     **{name: {"d": 8, "hidden": [8], "epochs": 1} for name in ("lipm", "pfedme")},
     **{name: {"d": 4, "hidden": [4]} for name in ("privrec", "nn-self", "fofl-self")},
     "fedncf": {"d": 4, "hidden": [4]},
+    "feddae": {"d": 4},
     "fedrkg": {"interval": 1, "d": 4},
 }
 """Options that keep the contract quick, and let guidance happen within its rounds."""
@@ -78,6 +79,7 @@ FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fedrecon dual": ("fedrecon", {"dual": True}),
     "pfedrec mlp": ("pfedrec", {"score_function": "mlp", "d": 4}),
     "fedncf dual": ("fedncf", {"dual": True, **SMALLER["fedncf"]}),
+    "feddae without personal parts": ("feddae", {"d": 4, "personal": False, "epochs": 2}),
     "fedrkg with silent rounds": ("fedrkg", {**SMALLER["fedrkg"], **CENTRAL, "interval": 2}),
     "fedrkg fedncf": ("fedrkg", {**SMALLER["fedrkg"], "backbone": "fedncf", "hidden": [4]}),
     "lipm silos": ("lipm", {**SMALLER["lipm"], **SILOS}),
