@@ -44,6 +44,7 @@ REPLACED = {"privacy.neighbours": "replace-one"}
 POISSON = {"cohort.kind": "poisson", "cohort.probability": 0.3}
 SMALL = {"d": 8, "hidden": [8, 4]}
 DUAL = {"dual": True}
+META = {"memory": 8, "hidden": 8, "rank": 2}
 GUIDED = {"interval": 2, "d": 8}
 
 
@@ -93,6 +94,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedncf central": case("fedncf", SMALL, CENTRAL),
     "fednext": case("fednext", rounds=None),
     "fednext central": case("fednext", CENTRAL, rounds=None),
+    "fedpergnn": case("fedpergnn", {"d": 8}, FIXED),
+    "fedpergnn central": case("fedpergnn", {"d": 8, "expand_after": 1}, CENTRAL),
     "fedrap": case("fedrap", FIXED),
     "fedrap l2 central": case("fedrap", CENTRAL, {"penalty": "l2", "d": 8}),
     "fedrec": case("fedrec"),
@@ -118,6 +121,8 @@ CASES: dict[str, dict[str, Any]] = {
     "lipm dpps": case("lipm", SMALL, SILOS, BUDGETS, {"guidance": 0.5}),
     "lipm central": case("lipm", SMALL, SILOS, CENTRAL, {"lipm": False}),
     "local-only": case("local-only"),
+    "metamf": case("metamf", META, FIXED),
+    "metamf central": case("metamf", META, CENTRAL),
     "negative-counter": case("negative-counter"),
     "negative-counter published": {**case("negative-counter"), "protocol": "published"},
     "neumf": case("neumf"),

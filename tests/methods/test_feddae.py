@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import hushrec
+import reference
 from hushrec.aggregation import ExactSum
 from hushrec.methods.feddae import FedDAE, first_rows
 from hushrec.private import PrivateStore
@@ -167,31 +168,26 @@ def twin(view, streams, method, rounds=ROUNDS):
     return modules, losses, histories
 
 
-def close(ours, theirs):
-    theirs = np.asarray(theirs)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * abs(theirs).max())
-
-
 @pytest.mark.parametrize("name", OPTIONS)
 def test_feddae_equals_autograd(name):
     view, streams = devices(), Streams(6)
     method, shared, kept, losses = trained(view, streams, OPTIONS[name])
     modules, expected, histories = twin(view, streams, method)
     d = method.config.d
-    close(losses, expected)
-    close(shared["rows"][:, : 2 * d], modules[0]["global/hidden/weight"].detach().numpy())
+    reference.close(losses, expected)
+    reference.close(shared["rows"][:, : 2 * d], modules[0]["global/hidden/weight"].detach().numpy())
     for each in (n for n in shared if n.count("/") == 2):
-        close(shared[each], modules[0][each].detach().numpy())
+        reference.close(shared[each], modules[0][each].detach().numpy())
     for c, module in enumerate(modules):
         for each in (n for n in kept if n != "rows"):
-            close(kept[each][c], module[each].detach().numpy())
+            reference.close(kept[each][c], module[each].detach().numpy())
         if method.config.personal:
             rows = kept["rows"]
             own = slice(rows.indptr[c], rows.indptr[c + 1])
             whole = torch.cat([module["local/hidden/weight"], module["gate/hidden/weight"]], 1)
-            close(rows.rows[own], whole.detach().numpy()[rows.ids[own]])
+            reference.close(rows.rows[own], whole.detach().numpy()[rows.ids[own]])
     scores = method.score(shared, kept, view)
-    close(
+    reference.close(
         scores,
         np.stack([m.score(x).detach().numpy() for m, x in zip(modules, histories, strict=True)]),
     )

@@ -94,26 +94,6 @@ class MetaNetwork(torch.nn.Module):
         return {"items": rows, "memory": self.memory.detach().numpy(), **named}
 
 
-class Adam:
-    """Adam with decoupled decay, written out."""
-
-    def __init__(self, values, rate, decay):
-        self.values, self.rate, self.decay, self.steps = values, rate, decay, 0
-        self.first = [torch.zeros_like(v) for v in values]
-        self.second = [torch.zeros_like(v) for v in values]
-
-    @torch.no_grad()
-    def step(self, gradients):
-        self.steps += 1
-        for value, g, first, second in zip(
-            self.values, gradients, self.first, self.second, strict=True
-        ):
-            first.mul_(0.9).add_(0.1 * g)
-            second.mul_(0.99).add_(0.01 * g**2)
-            mean, square = first / (1 - 0.9**self.steps), second / (1 - 0.99**self.steps)
-            value.mul_(1 - self.rate * self.decay).sub_(self.rate * mean / (square.sqrt() + 1e-8))
-
-
 def batch_of(view, c, config, key):
     """Draw one client's shuffled samples, and take the first batch."""
     stream = reference.Stream(key, view.users[c])
@@ -121,11 +101,6 @@ def batch_of(view, c, config, key):
     seen = reference.samples(stream, view.positives[c], excluded, view.n_items, config.negatives)
     reference.shuffle(stream, seen)
     return seen[: config.batch]
-
-
-def close(ours, theirs):
-    theirs = np.asarray(theirs)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * abs(theirs).max())
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -137,8 +112,8 @@ def test_metamf_equals_autograd(name):
     theta = list(network.parameters())
     start = method.private_fields(view, first, streams)["vector"].initial
     vectors = [torch.tensor(start, dtype=torch.float64, requires_grad=True) for _ in view.users]
-    server = Adam(theta, config.lr, config.decay)
-    devices_ = [Adam([vector], config.vector_lr, config.decay) for vector in vectors]
+    server = reference.Adam(theta, config.lr, config.decay)
+    devices_ = [reference.Adam([vector], config.vector_lr, config.decay) for vector in vectors]
     for number in range(1, ROUNDS + 1):
         sums, expected, moves = [torch.zeros_like(v) for v in theta], [], []
         for c, vector in enumerate(vectors):
@@ -154,11 +129,11 @@ def test_metamf_equals_autograd(name):
         server.step([total / len(view) for total in sums])
         for device, move in zip(devices_, moves, strict=True):
             device.step([move])
-    close(losses, expected)
+    reference.close(losses, expected)
     for each, array in network.arrays().items():
-        close(shared[each], array)
-    close(kept["vector"], np.stack([v.detach().numpy() for v in vectors]))
-    close(
+        reference.close(shared[each], array)
+    reference.close(kept["vector"], np.stack([v.detach().numpy() for v in vectors]))
+    reference.close(
         method.score(shared, kept, view), np.stack([network(v).detach().numpy() for v in vectors])
     )
 
@@ -191,9 +166,9 @@ def test_adam_of_the_server_is_adam_as_written_out():
     rng = np.random.default_rng(0)
     network = rng.standard_normal(1001).astype(np.float32)
     twin = torch.tensor(network, dtype=torch.float64)
-    adam, state = Adam([twin], 0.013, 0.3), first_moments(network)
+    adam, state = reference.Adam([twin], 0.013, 0.3), first_moments(network)
     for _ in range(5):
         gradient = rng.standard_normal(1001) * 10.0 ** rng.integers(-6, 3, 1001)
         network, state = adam_step(network, state, gradient, 0.013, 0.3)
         adam.step([torch.tensor(gradient)])
-    close(network, twin.numpy())
+    reference.close(network, twin.numpy())

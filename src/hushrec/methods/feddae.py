@@ -47,7 +47,7 @@ from hushrec.kernels import draws
 from hushrec.methods import base, forms
 from hushrec.methods.base import Array, Between, Fitted, OneOf, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import adam_step, first_moments
-from hushrec.private import PerClient, PerClientRows, Private, PrivateFields, rows_in
+from hushrec.private import PerClient, PerClientRows, Private, PrivateFields, rows_at, rows_in
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.tensors import Params, Tensor, torch
@@ -347,7 +347,7 @@ class FedDAE(
         rows = np.empty((len(items.values), 5 * d), np.float32)
         rows[:, :width] = shared[ROWS][items.values]
         if self.config.personal:
-            rows[:, width:], known = kept_rows(rows_in(private, ROWS), items)
+            rows[:, width:], known = rows_at(rows_in(private, ROWS), items)
         else:
             known = np.zeros(len(rows), bool)
         new = items.values[~known]
@@ -437,23 +437,6 @@ def first_rows(key: Array, items: Array, width: int, n_items: int) -> Array:
     words = draws.draw_each(key.view(np.uint64), *address)
     unit = (words >> np.uint64(40)).astype(np.float64) / 2.0**24
     return ((2 * unit - 1) / math.sqrt(n_items)).astype(np.float32).reshape(len(items), width)
-
-
-def kept_rows(kept: ClientRows, items: Ragged) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the kept rows of each client's items, and whether there is one."""
-
-    def keys(indptr: Array, ids: Array) -> Array:
-        return (np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)) << 32) + ids
-
-    wanted, known = keys(items.indptr, items.values), keys(kept.indptr, kept.ids)
-    rows = np.zeros((len(wanted), kept.rows.shape[1]), np.float32)
-    if not len(known):
-        return rows, np.zeros(len(wanted), bool)
-    # Clients keep their items in ascending order.
-    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    found = known[at] == wanted
-    rows[found] = kept.rows[at[found]]
-    return rows, found
 
 
 def _unit(n: int) -> np.float32:

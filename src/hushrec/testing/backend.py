@@ -65,7 +65,8 @@ SMALLER: Mapping[str, Mapping[str, Any]] = {
     **{name: {"d": 8, "hidden": [8], "epochs": 1} for name in ("lipm", "pfedme")},
     **{name: {"d": 4, "hidden": [4]} for name in ("privrec", "nn-self", "fofl-self")},
     "fedncf": {"d": 4, "hidden": [4]},
-    "feddae": {"d": 4},
+    **{name: {"d": 4} for name in ("feddae", "fedpergnn")},
+    "metamf": {"d": 4, "memory": 4, "hidden": 4, "rank": 2},
     "fedrkg": {"interval": 1, "d": 4},
 }
 """Options that keep the contract quick, and let guidance happen within its rounds."""
