@@ -35,8 +35,8 @@ command that gave them, with seeds and version. The folded list under a table ha
 *unobtainable* cannot be had by anybody. ± is the spread over seeds.
 """
 CONTRADICTS = (
-    "† No model has these figures together: with one held-out item, (N@10 − N@5) / (R@10 − R@5) lies "
-    "between 1/log2(11) and 1/log2(7)."
+    "† No model has these figures together: with one held-out item, (N@10 − N@5) / (R@10 − R@5) "
+    "lies between 1/log2(11) and 1/log2(7)."
 )
 STUDY_OPENING = """\
 # {title}
