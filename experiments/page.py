@@ -6,6 +6,7 @@ compared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -33,6 +34,10 @@ command that gave them, with seeds and version. The folded list under a table ha
 *not run* waits for machine time, *not built* for a method or data set that hushrec does not have;
 *unobtainable* cannot be had by anybody. ± is the spread over seeds.
 """
+CONTRADICTS = (
+    "† No model has these figures together: with one held-out item, (N@10 − N@5) / (R@10 − R@5) "
+    "lies between 1/log2(11) and 1/log2(7)."
+)
 STUDY_OPENING = """\
 # {title}
 
@@ -193,6 +198,8 @@ def _table(exhibit: Exhibit, label: str, here: Sequence[Cell], results: Results)
         open_ |= any("not run" in column for column in by_column.values())
         figures_ = [by_column[name][k] for k in range(len(exhibit.metrics)) for name in columns]
         lines.append(f"| {cell.row.name} | {' | '.join(figures_)} |")
+    if any(contradicts_itself(exhibit, cell) for cell in here):
+        lines += ["", CONTRADICTS]
     lines += _tests(exhibit, here, results)
     reasons = {cell.missing: None for cell in here if cell.missing}
     if reasons:
@@ -202,6 +209,24 @@ def _table(exhibit: Exhibit, label: str, here: Sequence[Cell], results: Results)
         which = f" --data {here[0].data}" if label else ""
         lines += ["", f"Not run yet: `hushrec reproduce {exhibit.name}{which}`."]
     return [*lines, ""]
+
+
+def contradicts_itself(exhibit: Exhibit, cell: Cell) -> bool:
+    """Say whether no model can have the NDCG and hit rates that a paper prints of a cell.
+
+    With one held-out item a hit on places 6 to 10 adds between 1/log2(11) and 1/log2(7) to NDCG@10,
+    and nothing else does. Printed figures are exact to half of their last digit; the bound holds of
+    means over seeds as well.
+    """
+    printed = dict(zip(exhibit.metrics, cell.paper, strict=False))
+    found = [printed.get(name) for name in ("ndcg@5", "hr@5", "ndcg@10", "hr@10")]
+    if not exhibit.one_held_out or None in found:
+        return False
+    ndcg5, hr5, ndcg10, hr10 = (value for value in found if value is not None)
+    gained, hits, rounding = ndcg10 - ndcg5, hr10 - hr5, 10.0**-exhibit.digits
+    least, most = 1 / math.log2(11), 1 / math.log2(7)
+    too_little = gained + rounding < least * (hits - rounding)
+    return too_little or gained - rounding > most * (hits + rounding)
 
 
 def _tests(exhibit: Exhibit, here: Sequence[Cell], results: Results) -> list[str]:
@@ -229,7 +254,8 @@ def _column(exhibit: Exhibit, cell: Cell, name: str, results: Results) -> list[s
     """Return a column's entries, a text for each metric."""
     if name == "paper":
         printed = cell.paper or (None,) * len(exhibit.metrics)
-        return ["–" if value is None else number(value, exhibit) for value in printed]
+        mark = " †" if contradicts_itself(exhibit, cell) else ""
+        return ["–" if value is None else number(value, exhibit) + mark for value in printed]
     if exhibit.kind == "counts":
         return [entry(figure, exhibit) for figure in counted(cell, exhibit.metrics)]
     return [entry(figure, exhibit) for figure in figures(exhibit, cell, name, results)]

@@ -185,6 +185,9 @@ class Exhibit(_Frozen):
     scale: float = 1.0
     """What the paper's figures are multiplied by: 100 for per cent."""
     digits: int = 4
+    one_held_out: bool = False
+    """Whether users have one held-out item each, so that printed NDCG and hit rates can be checked
+    against each other."""
     protocols: list[Protocol] = ["published", "honest"]
     data: dict[str, str] = Field(default_factory=dict)
     """Our data set for each of the paper's, in its order."""

@@ -44,6 +44,7 @@ REPLACED = {"privacy.neighbours": "replace-one"}
 POISSON = {"cohort.kind": "poisson", "cohort.probability": 0.3}
 SMALL = {"d": 8, "hidden": [8, 4]}
 DUAL = {"dual": True}
+META = {"memory": 8, "hidden": 8, "rank": 2}
 GUIDED = {"interval": 2, "d": 8}
 
 
@@ -76,6 +77,9 @@ CASES: dict[str, dict[str, Any]] = {
     "fcf": case("fcf"),
     "fedals": case("fedals"),
     "fedals central": case("fedals", CENTRAL, rounds=None),
+    "feddae": case("feddae", {"d": 8}, FIXED),
+    "feddae authors": case("feddae", {"d": 8, "personal": False, "epochs": 2}, FIXED),
+    "feddae central": case("feddae", {"d": 8}, CENTRAL),
     "fedease": case("fedease", rounds=None),
     "fedease central": case("fedease", CENTRAL, rounds=None),
     "fedmf": case("fedmf", FIXED),
@@ -94,6 +98,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedncf central": case("fedncf", SMALL, CENTRAL),
     "fednext": case("fednext", rounds=None),
     "fednext central": case("fednext", CENTRAL, rounds=None),
+    "fedpergnn": case("fedpergnn", {"d": 8}, FIXED),
+    "fedpergnn central": case("fedpergnn", {"d": 8, "expand_after": 1}, CENTRAL),
     "fedrap": case("fedrap", FIXED),
     "fedrap l2 central": case("fedrap", CENTRAL, {"penalty": "l2", "d": 8}),
     "fedrec": case("fedrec"),
@@ -127,6 +133,8 @@ CASES: dict[str, dict[str, Any]] = {
     "lipm central": case("lipm", SMALL, SILOS, CENTRAL, {"lipm": False}),
     "local-only": case("local-only"),
     "markov": case("markov", rounds=None),
+    "metamf": case("metamf", META, FIXED),
+    "metamf central": case("metamf", META, CENTRAL),
     "negative-counter": case("negative-counter"),
     "negative-counter published": {**case("negative-counter"), "protocol": "published"},
     "neumf": case("neumf"),

@@ -411,3 +411,32 @@ def network_loss(rows, weights, center, scale, parameters, best):
     second = second * torch.sigmoid(1.702 * second)
     logits = multiplier * torch.tensor(mixed[chosen]) + second @ w3
     return torch.logsumexp(logits, 0) - logits[0]
+
+
+# ------------------------------------------------------------------ the server's Adam
+
+
+class Adam:
+    """Adam with decoupled decay, written out."""
+
+    def __init__(self, values, rate, decay):
+        self.values, self.rate, self.decay, self.steps = values, rate, decay, 0
+        self.first = [torch.zeros_like(v) for v in values]
+        self.second = [torch.zeros_like(v) for v in values]
+
+    @torch.no_grad()
+    def step(self, gradients):
+        self.steps += 1
+        for value, g, first, second in zip(
+            self.values, gradients, self.first, self.second, strict=True
+        ):
+            first.mul_(0.9).add_(0.1 * g)
+            second.mul_(0.99).add_(0.01 * g**2)
+            mean, square = first / (1 - 0.9**self.steps), second / (1 - 0.99**self.steps)
+            value.mul_(1 - self.rate * self.decay).sub_(self.rate * mean / (square.sqrt() + 1e-8))
+
+
+def close(ours, theirs):
+    """Hold arrays equal to 1e-5 of each entry, or of the largest."""
+    theirs = np.asarray(theirs)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * abs(theirs).max())

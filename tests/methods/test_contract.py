@@ -29,6 +29,9 @@ SMALLER = {
     "privrec-cen": {"options": FEW, "rounds": 30},
     "lipm": {"options": {**SILO, "interest": 4}, "rounds": 12},
     "pfedme": {"options": {**SILO, "epochs": 6}},
+    "feddae": {"options": {"d": 8, "server_lr": 0.02}, "rounds": 60},
+    "metamf": {"options": {"memory": 16, "hidden": 32, "lr": 0.01}, "rounds": 60},
+    "fedpergnn": {"options": {"d": 8, "lr": 0.03}, "rounds": 60},
     # Rows of a table take longer to find than features.
     "fofl-self": {
         "options": {**FEW, "d": 32, "hidden": (32, 16), "item_lr": 1.0, "item_server_rate": 2.0},

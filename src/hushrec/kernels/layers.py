@@ -159,6 +159,26 @@ def take_step(
 
 
 @njit(cache=True, nogil=True)
+def step_of_server(
+    network: Array, first: Array, second: Array, gradient: Array, kept: Any, rate: float
+) -> tuple[Array, Array, Array]:
+    """Return network and moments after a step of Adam in one pass, for millions of entries.
+
+    ``kept`` holds the decays of both moments, one less their powers (the corrections of the bias),
+    what keeps the division finite, and the factor of weight decay.
+    """
+    decay1, decay2, whole1, whole2, small, shrunk = kept
+    moved, mean, square = np.empty_like(network), np.empty_like(first), np.empty_like(second)
+    for k in range(len(network)):
+        g = gradient[k]
+        mean[k] = decay1 * first[k] + (1 - decay1) * g
+        square[k] = decay2 * second[k] + (1 - decay2) * (g * g)
+        step = mean[k] / whole1 / (np.sqrt(square[k] / whole2) + small)
+        moved[k] = np.float32(shrunk) * network[k] - rate * step
+    return moved, mean, square
+
+
+@njit(cache=True, nogil=True)
 def step_networks(
     held: Held, gradient: Array, start: int, active: Array, rate: float, adam: Any
 ) -> None:

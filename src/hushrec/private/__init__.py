@@ -23,6 +23,7 @@ from pydantic import Field
 
 from hushrec.aggregation import ClientRows
 from hushrec.config import Settings
+from hushrec.data.views import Ragged
 from hushrec.errors import ConfigError, InputError
 from hushrec.io import require_memory
 from hushrec.kernels import ragged
@@ -71,6 +72,25 @@ def rows_in(private: Private, name: str) -> ClientRows:
     rows = private[name]
     assert isinstance(rows, ClientRows), f"'{name}' is kept as rows"
     return rows
+
+
+def rows_at(kept: ClientRows, items: Ragged) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Return the kept row of every item of each client, or zeros, and whether there is one.
+
+    Clients keep their rows in ascending order of their items.
+    """
+
+    def keys(indptr: Array, ids: Array) -> Array:
+        return np.asarray((np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)) << 32) + ids)
+
+    wanted, known = keys(items.indptr, items.values), keys(kept.indptr, kept.ids)
+    rows = np.zeros((len(wanted), kept.rows.shape[1]), np.float32)
+    if not len(known):
+        return rows, np.zeros(len(wanted), np.bool_)
+    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    found = np.asarray(known[at] == wanted)
+    rows[found] = kept.rows[at[found]]
+    return rows, found
 
 
 def to_arrays(private: Private) -> dict[str, Array]:

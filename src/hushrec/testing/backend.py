@@ -67,6 +67,8 @@ SMALLER: Mapping[str, Mapping[str, Any]] = {
     "fedncf": {"d": 4, "hidden": [4]},
     "cofedrec": {"d": 4, "clusters": 4},
     "gpfedrec": {"d": 4, "hidden": [4], "item_rate": 2.0},
+    **{name: {"d": 4} for name in ("feddae", "fedpergnn")},
+    "metamf": {"d": 4, "memory": 4, "hidden": 4, "rank": 2},
     "fedrkg": {"interval": 1, "d": 4},
 }
 """Options that keep the contract quick, and let guidance happen within its rounds."""
@@ -80,6 +82,7 @@ FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fedrecon dual": ("fedrecon", {"dual": True}),
     "pfedrec mlp": ("pfedrec", {"score_function": "mlp", "d": 4}),
     "fedncf dual": ("fedncf", {"dual": True, **SMALLER["fedncf"]}),
+    "feddae without personal parts": ("feddae", {"d": 4, "personal": False, "epochs": 2}),
     "fedrkg with silent rounds": ("fedrkg", {**SMALLER["fedrkg"], **CENTRAL, "interval": 2}),
     "fedrkg fedncf": ("fedrkg", {**SMALLER["fedrkg"], "backbone": "fedncf", "hidden": [4]}),
     "lipm silos": ("lipm", {**SMALLER["lipm"], **SILOS}),

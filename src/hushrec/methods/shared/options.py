@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from hushrec.config import Count, Width
+from hushrec.kernels import layers
 from hushrec.kernels.draws import Pace
 from hushrec.methods.base import Array, Between, MethodConfig, SearchSpace, Shared
 
@@ -39,11 +40,12 @@ def adam_step(
 ) -> tuple[Array, Shared]:
     """Return the network and the state of Adam after a step along the mean gradient."""
     steps = state["steps"] + 1
-    first = FIRST * state["first"] + (1 - FIRST) * gradient
-    second = SECOND * state["second"] + (1 - SECOND) * gradient**2
-    step = first / (1 - FIRST**steps) / (np.sqrt(second / (1 - SECOND**steps)) + SMALL)
-    moved = network * (1 - rate * decay) - rate * step
-    return moved.astype(np.float32), {"steps": steps, "first": first, "second": second}
+    (whole1,), (whole2,) = 1 - FIRST**steps, 1 - SECOND**steps
+    kept = FIRST, SECOND, float(whole1), float(whole2), SMALL, 1 - rate * decay
+    gradient = np.asarray(gradient, np.float64)
+    moments = state["first"], state["second"]
+    moved, first, second = layers.step_of_server(network, *moments, gradient, kept, rate)
+    return moved, {"steps": steps, "first": first, "second": second}
 
 
 def first_trial(weights: Array) -> Shared:
