@@ -10,7 +10,7 @@ from hushrec.methods.fedmf import FedMF
 from hushrec.testing.checks import check_same
 
 FALLING = {"networks": 1, "lr": 8.0, "progress": False}
-"""A learning rate of a single network of fedmix at which validation falls from the first round on."""
+"""A learning rate of one network of fedmix at which validation falls from the first round on."""
 UNGUARDED = {"guard.active": False}
 """The guard would end such a training before the patience does."""
 
