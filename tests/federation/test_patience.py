@@ -9,8 +9,8 @@ from hushrec.errors import DivergedError
 from hushrec.methods.fedmf import FedMF
 from hushrec.testing.checks import check_same
 
-FALLING = {"lr": 8.0, "progress": False}
-"""A learning rate of fedmix' network at which validation falls from the first round on."""
+FALLING = {"networks": 1, "lr": 8.0, "progress": False}
+"""A learning rate of one network of fedmix at which validation falls from the first round on."""
 UNGUARDED = {"guard.active": False}
 """The guard would end such a training before the patience does."""
 
