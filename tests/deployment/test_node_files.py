@@ -29,7 +29,7 @@ from hushrec.deployment.node.tables import DamagedError
 from hushrec.deployment.node.training import recommend
 from hushrec.deployment.node.worker import Worker
 from hushrec.errors import DiskError, RunError
-from hushrec.federation.requests import Invitation, Refusal, TrainRequest
+from hushrec.federation.requests import Invitation, Refusal, TrainRequest, software
 from hushrec.io.codec import kind_of
 from hushrec.testing import taste_world
 
@@ -300,7 +300,7 @@ def test_a_restored_node_uses_no_noise_twice(sample, tmp_path):
             return Refusal.from_bytes(reply).why if kind_of(reply) == Refusal.kind else None
 
         contract = store.contract
-        agreed = contract.settings_digest, contract.catalogue.digest
+        agreed = contract.settings_digest, contract.catalogue.digest, software()
         for message in (Invitation(first.assignment.run, *agreed), first, second):
             assert "is over" in answer(message)
         assert answer(Invitation("unknown", *agreed)) is None
