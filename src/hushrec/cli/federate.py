@@ -33,7 +33,7 @@ from hushrec.cli.options import (
     set_option,
 )
 from hushrec.cli.serving import show_recommendations
-from hushrec.cli.terminal import Console, echo, echo_err, exit_if_not_applied, print_json, show
+from hushrec.cli.terminal import Console, echo, echo_err, exit_if_not_applied, show
 from hushrec.data import Interactions, load
 from hushrec.data.partition import Deal
 from hushrec.data.reading import read_items
@@ -483,13 +483,11 @@ def rehearse_command(
         with NodeDatabase.open(top / "nodes" / name / "data.node") as store:
             user = store.one("SELECT name FROM users ORDER BY id")
             found = recommend(store, user, 5)
-    if as_json:
-        print_json({**summary.as_dict(), "user": user, "recommendations": found})
-    else:
-        show(as_json, summary, *summary_lines(summary), f"on {name}, for its user {user}:")
+    whole = {**summary.as_dict(), "user": user, "recommendations": found}
+    show(as_json, whole, *summary_lines(summary), f"on {name}, for its user {user}:")
+    if not as_json:
         show_recommendations(user, found, as_json=False)
-        if folder is not None:
-            echo(f"model and log: {path}")
+        echo("" if folder is None else f"model and log: {path}")
     exit_if_not_applied(summary)
 
 

@@ -341,7 +341,8 @@ def cluster_rows(
 def bins_of(cosines: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the bin of every cosine."""
     apart = np.clip((1 - cosines) / 2, NEAREST, 1)
-    return np.minimum((np.log(apart) / np.log(NEAREST) * BINS).astype(np.int64), BINS - 1)
+    bins = (np.log(apart) / np.log(NEAREST) * BINS).astype(np.int64)
+    return np.asarray(np.minimum(bins, BINS - 1))
 
 
 def elbow_bin(counts: NDArray[np.float64]) -> int:
