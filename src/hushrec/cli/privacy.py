@@ -86,6 +86,9 @@ def _tables(found: Audit) -> Iterator[Table]:
     yield _canary_table(found.canaries, found.claim)
     if found.soundness is not None:
         yield _soundness_table(found.soundness)
+    if found.replay is not None:
+        yield _replay_table(found.replay)
+    yield _reason_table("Out of sight of every attack", "; ".join(found.out_of_sight))
 
 
 def _reason_table(title: str, reason: str) -> Table:
@@ -186,6 +189,24 @@ def _soundness_table(found: schema.SoundnessResult) -> Table:
     table.caption = (
         "reach of one upload; noise on every number, as much as claimed, of the law claimed, "
         "independent of all other; whole steps"
+    )
+    return table
+
+
+def _replay_table(found: schema.ReplayResult) -> Table:
+    counts = {
+        "rounds": found.rounds,
+        "clients": found.clients,
+        "uploads": found.uploads,
+        "problems": len(found.problems),
+    }
+    title = "Replay: the run's own loop, played again with and without data"
+    table = plain_table(title, figures=counts, title_style="bold")
+    style = "bold red" if found.problems else ""
+    table.add_row(*(f"{count:,}" for count in counts.values()), style=style)
+    table.caption = (
+        "reach of real uploads; nothing from clients without data; noise and cohorts of their own "
+        "in every round and run; a model that follows from released sums alone"
     )
     return table
 

@@ -462,9 +462,9 @@ def _parts(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.
             raise ConfigError(f"{data.name} has no timestamps: split.kind = 'time' cannot be used")
         time = data.time[rows.order]
         first_valid, first_test = config.valid_from, config.test_from
-        if len(time) and (first_valid is None or first_test is None):
+        if first_valid is None or first_test is None:
             shares = [1 - config.test - config.valid, 1 - config.test]
-            found = np.quantile(time, shares, method="higher")
+            found = np.quantile(time, shares, method="higher") if len(time) else np.zeros(2)
             first_valid = found[0] if first_valid is None else first_valid
             first_test = found[1] if first_test is None else first_test
         return _select(time >= first_test, time >= first_valid)

@@ -470,6 +470,16 @@ class SoundnessResult(Stored):
     problems: list[str]
 
 
+class ReplayResult(Stored):
+    """Whether the run's own loop, played again and watched, does what the claim assumes."""
+
+    rounds: Count
+    clients: Count
+    uploads: Count
+    """Uploads of single clients that were compared with those without data."""
+    problems: list[str]
+
+
 class Skipped(Stored):
     """Why an attack was not made."""
 
@@ -496,3 +506,6 @@ class Audit(Stored):
     items: Skipped | ItemResult
     canaries: list[CanaryResult]
     soundness: SoundnessResult | None
+    replay: ReplayResult | None = None
+    out_of_sight: list[str] = Field(default_factory=list)
+    """Kinds of defects that none of these attacks would see."""
