@@ -434,7 +434,9 @@ def _show_epsilon(setting: Setting, event: Gaussian, as_json: bool) -> None:
             f"--noise {event.multiplier:g} in {setting.rounds:,} rounds is too little to be worked "
             "out under this sampling: epsilon is in the hundreds at least; use more noise"
         )
-    neighbours = event.neighbours
+    neighbours, sampled = event.neighbours, event.sampling != accountant.Everybody()
+    known = Gaussian(event.multiplier, accountant.Everybody(), neighbours)
+    listener = epsilon_of(known, setting.rounds, setting.delta)
     bound = "the clipping bound" if neighbours == "zero-out-one" else "twice the bound"
     value = {
         "epsilon": epsilon,
@@ -442,6 +444,7 @@ def _show_epsilon(setting: Setting, event: Gaussian, as_json: bool) -> None:
         "noise_multiplier": event.multiplier,
         "rounds": setting.rounds,
         "sampling": str(event.sampling),
+        "listener_epsilon": listener,
         "neighbours": neighbours,
         "sensitivity": bound,
         "unit": "user",
@@ -451,5 +454,7 @@ def _show_epsilon(setting: Setting, event: Gaussian, as_json: bool) -> None:
         f"multiplier {event.multiplier:.4g} (standard deviation over {bound}), {neighbours}, "
         f"sampling {event.sampling}"
     )
+    if sampled:
+        text += f"; against whoever sees who was drawn, epsilon {listener:.4f}"
     words = [largest_certainty(epsilon, setting.delta, neighbours)] if event.multiplier else []
     show(as_json, value, text, *words)

@@ -198,6 +198,17 @@ class Accountant:
         return continuous + discreteness(grids, continuous, delta)
 
 
+def without_amplification(history: History) -> list[dict[str, Any]] | None:
+    """Return the history for somebody who sees who was drawn; None if nobody is drawn."""
+    sampled = [entry.get("sampling", {}).get("kind") in ("poisson", "fixed") for entry in history]
+    if not any(sampled):
+        return None
+    return [
+        {**entry, "sampling": {"kind": "none"}} if drawn else dict(entry)
+        for entry, drawn in zip(history, sampled, strict=True)
+    ]
+
+
 def discreteness(grids: list[tuple[Grid, int]], epsilon: float, delta: float) -> float:
     """Return what discrete noise adds to the epsilon of continuous noise (guarantees.md, lemma 4).
 
