@@ -30,6 +30,7 @@ from hushrec.reporting.plots import line, standalone
 from hushrec.reporting.tables import cells, plain_table
 from hushrec.runs import schema
 from hushrec.runs.folder import RunFolder
+from hushrec.runs.replayed import ReplayResult
 from hushrec.runs.schema import Audit, Skipped, Summary
 
 
@@ -193,7 +194,7 @@ def _soundness_table(found: schema.SoundnessResult) -> Table:
     return table
 
 
-def _replay_table(found: schema.ReplayResult) -> Table:
+def _replay_table(found: ReplayResult) -> Table:
     counts = {
         "rounds": found.rounds,
         "clients": found.clients,

@@ -38,6 +38,7 @@ from hushrec.privacy.statement import BudgetSummary as BudgetSummary
 from hushrec.privacy.statement import Claim
 from hushrec.privacy.statement import ComposedStatement as ComposedStatement
 from hushrec.privacy.statement import PrivacyStatement as PrivacyStatement
+from hushrec.runs.replayed import ReplayResult
 
 PUBLISHED_MARK = "published protocol (leaks the held-out item)"
 
@@ -470,16 +471,6 @@ class SoundnessResult(Stored):
     problems: list[str]
 
 
-class ReplayResult(Stored):
-    """Whether the run's own loop, played again and watched, does what the claim assumes."""
-
-    rounds: Count
-    clients: Count
-    uploads: Count
-    """Uploads of single clients that were compared with those without data."""
-    problems: list[str]
-
-
 class Skipped(Stored):
     """Why an attack was not made."""
 
@@ -508,4 +499,3 @@ class Audit(Stored):
     soundness: SoundnessResult | None
     replay: ReplayResult | None = None
     out_of_sight: list[str] = Field(default_factory=list)
-    """Kinds of defects that none of these attacks would see."""
