@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hushrec.cli.terminal import Console, print_json
-from hushrec.privacy.accountant import ORDERS, FixedSize, Gaussian, epsilon_of, renyi_curve
+from hushrec.privacy.accountant import ORDERS, FixedSize, Gaussian, renyi_curve, renyi_epsilon
 from hushrec.reporting.tables import plain_table
 
 ROUNDS = 1000
@@ -67,7 +67,7 @@ def cells() -> list[PublishedEpsilon]:
             as_computed = _paper_epsilons(sampling)
             for delta, in_print, computed in zip(DELTAS, printed, as_computed, strict=True):
                 right, strict = (
-                    epsilon_of(Gaussian(multiplier, sampling, "replace-one"), ROUNDS, delta)
+                    renyi_epsilon([(Gaussian(multiplier, sampling, "replace-one"), ROUNDS)], delta)
                     for multiplier in (1.0, 0.5)
                 )
                 computed_cells.append(
@@ -111,7 +111,8 @@ def show_tables(*, as_json: bool) -> None:
     console.print(
         f"The paper counted a composition for each of the M users of a round. Noise is added once "
         f"a round: {ROUNDS} compositions. Under replace-one, noise of standard deviation S on a "
-        "sum clipped to S is a multiplier of 1/2: the last line.",
+        "sum clipped to S is a multiplier of 1/2: the last line. All by Rényi DP, as in the paper; "
+        "hushrec privacy epsilon has the tighter analysis of runs.",
         style="dim",
         highlight=False,
     )

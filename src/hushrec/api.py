@@ -12,7 +12,6 @@ from typing import Any, overload
 
 from hushrec.config import find
 from hushrec.data import Interactions, load
-from hushrec.data.splitting import make_split
 from hushrec.data.views import Protocol
 from hushrec.errors import ConfigError, cut
 from hushrec.federation.backends import THIS_MACHINE, Machine
@@ -43,7 +42,6 @@ from hushrec.runs.run import Run, Unsaved
 from hushrec.runs.schema import Followed, Seeds, Summary
 from hushrec.serving.data import ServingData
 from hushrec.serving.model import Model
-from hushrec.streams import Streams
 
 __all__ = ["Execution", "Run", "SeedRuns", "train"]
 
@@ -335,7 +333,7 @@ def train_experiment(
             command="split.hold_out = false leaves nothing to evaluate on: train with a split, "
             "then train the final model with --final RUN",
         )
-    split = make_split(data, experiment.split, Streams(experiment.seed), experiment.silos)
+    split = experiment.split_data(data)
     served = ServingData.of(split)
     setup = set_up(experiment, split)  # refusals come before anything is written
     if out is not None and folder is None:

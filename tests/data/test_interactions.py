@@ -81,8 +81,6 @@ def test_user_index():
     assert data.title(1) == "y"
 
 
-def test_lengths_must_agree_and_rows_exist():
+def test_lengths_must_agree():
     with pytest.raises(DataError, match="differ in length"):
         make([0, 1], [1], [1, 2])
-    with pytest.raises(DataError, match="no interactions"):
-        make([], [], [])

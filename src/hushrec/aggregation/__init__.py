@@ -427,8 +427,8 @@ class Tally:
         return Tally(self.users + other.users, sums, self.rank_counts + other.rank_counts)
 
     def mean(self, name: str) -> float:
-        """Return the mean of a metric."""
-        return self.sums[name] / (STEPS * self.users)
+        """Return the mean of a metric; 0 over no users."""
+        return self.sums[name] / (STEPS * max(1, self.users))
 
     def means(self) -> dict[str, float]:
         """Return the mean of every metric."""
@@ -462,7 +462,7 @@ class Evaluation:
         """Encode the sums and histograms."""
         return _EvaluationMessage(
             {name: tally.users for name, tally in self.tallies.items()},
-            {name: dict(tally.sums) for name, tally in self.tallies.items()},
+            {name: dict(tally.sums) if tally.users else {} for name, tally in self.tallies.items()},
             {name: tally.rank_counts for name, tally in self.tallies.items()},
         ).to_bytes()
 
@@ -483,7 +483,7 @@ class Evaluation:
                 raise MessageError("a metric lies between 0 and 1: the evaluation's does not")
             if sent.rank_counts[candidates].sum() != users:
                 raise MessageError("the evaluation's ranks do not fit its users")
-            own = {name: sums[name] for name in metrics if users}
+            own = {name: sums.get(name, 0) for name in metrics}
             tallies[candidates] = Tally(users, own, sent.rank_counts[candidates])
         return cls(tallies)
 

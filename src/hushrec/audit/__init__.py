@@ -11,6 +11,7 @@ from hushrec.api import Run
 from hushrec.audit.canary import canaries, noised_rounds
 from hushrec.audit.inference import item_inference
 from hushrec.audit.membership import membership
+from hushrec.audit.replay import MOST_ROUNDS, MOST_USERS, replay
 from hushrec.audit.soundness import soundness
 from hushrec.errors import RunError
 from hushrec.federation.setup import make_task, set_up
@@ -36,6 +37,18 @@ SIMULATED = (
     "it, whatever the verdict."
 )
 
+OUT_OF_SIGHT = [
+    f"what happens only beyond the {MOST_ROUNDS} rounds or {MOST_USERS} users of the replay, or "
+    "happened only while the run was trained",
+    "a key that can be guessed: that two runs differ does not show where their keys come from",
+    "noise that repeats between this run and one with another configuration or other data",
+    "a way by which features of users, not their rows, reach the model",
+    "what reaches the model through gradients that carry their noise (local-gradients)",
+    "files beside the model: publish what `hushrec release` writes",
+    "the nodes and messages of a federation: the replay is in one process",
+]
+"""Kinds of defects that no part of an audit would see; the report lists them."""
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -47,7 +60,7 @@ def audit(
     seed: int = 0,
     on_progress: Progress = lambda what, done, total: None,
 ) -> Audit:
-    """Attack a run in four ways, write ``audit.json`` into its folder, and return it."""
+    """Attack a run in five ways, write ``audit.json`` into its folder, and return it."""
     if run.folder is None:
         raise RunError("an audit is written into the run's folder: train with out=FOLDER")
     streams = Streams(seed)
@@ -70,6 +83,7 @@ def audit(
         "items": item_inference(run, plan, users, streams, partial(on_progress, "items")),
         "canaries": [],
         "soundness": None,
+        "replay": None,
     }
     claimed, layers = run.summary.privacy.epsilon, plan.protection.noising.mechanisms
     known = bool(layers) and isinstance(layers[-1], CentralGaussian | LocalNoise)
@@ -79,6 +93,9 @@ def audit(
         on_done = partial(on_progress, "canaries")
         found["canaries"] = canaries(plan, rounds, claimed, trials, streams, on_done)
         found["soundness"] = soundness(plan, rounds, streams)
+    if (claimed and plan.event is not None) or plan.budgets is not None:
+        found["replay"] = replay(run.experiment, run.split, streams)
+    found["out_of_sight"] = OUT_OF_SIGHT
     result = Audit(**found, **_verdict(found, run.experiment.privacy.noise_seed))
     run.folder.write(AUDIT_FILE, result)
     return result
@@ -92,7 +109,8 @@ def _verdict(found: dict[str, Any], noise_seed: int | None) -> dict[str, Any]:
         for result in found["canaries"]
         if result["contradicted"]
     ]
-    reasons += (found["soundness"] or {}).get("problems", [])
+    for part in ("soundness", "replay"):
+        reasons += (found[part] or {}).get("problems", [])
     guessed = found["membership"].get("guesses")
     if guessed is not None and guessed["contradicted"]:
         reasons.append(

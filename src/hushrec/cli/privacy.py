@@ -30,6 +30,7 @@ from hushrec.reporting.plots import line, standalone
 from hushrec.reporting.tables import cells, plain_table
 from hushrec.runs import schema
 from hushrec.runs.folder import RunFolder
+from hushrec.runs.replayed import ReplayResult
 from hushrec.runs.schema import Audit, Skipped, Summary
 
 
@@ -86,6 +87,9 @@ def _tables(found: Audit) -> Iterator[Table]:
     yield _canary_table(found.canaries, found.claim)
     if found.soundness is not None:
         yield _soundness_table(found.soundness)
+    if found.replay is not None:
+        yield _replay_table(found.replay)
+    yield _reason_table("Out of sight of every attack", "; ".join(found.out_of_sight))
 
 
 def _reason_table(title: str, reason: str) -> Table:
@@ -186,6 +190,24 @@ def _soundness_table(found: schema.SoundnessResult) -> Table:
     table.caption = (
         "reach of one upload; noise on every number, as much as claimed, of the law claimed, "
         "independent of all other; whole steps"
+    )
+    return table
+
+
+def _replay_table(found: ReplayResult) -> Table:
+    counts = {
+        "rounds": found.rounds,
+        "clients": found.clients,
+        "uploads": found.uploads,
+        "problems": len(found.problems),
+    }
+    title = "Replay: the run's own loop, played again with and without data"
+    table = plain_table(title, figures=counts, title_style="bold")
+    style = "bold red" if found.problems else ""
+    table.add_row(*(f"{count:,}" for count in counts.values()), style=style)
+    table.caption = (
+        "reach of real uploads; nothing from clients without data; noise and cohorts of their own "
+        "in every round and run; a model that follows from released sums alone"
     )
     return table
 
@@ -413,7 +435,9 @@ def _show_epsilon(setting: Setting, event: Gaussian, as_json: bool) -> None:
             f"--noise {event.multiplier:g} in {setting.rounds:,} rounds is too little to be worked "
             "out under this sampling: epsilon is in the hundreds at least; use more noise"
         )
-    neighbours = event.neighbours
+    neighbours, sampled = event.neighbours, event.sampling != accountant.Everybody()
+    known = Gaussian(event.multiplier, accountant.Everybody(), neighbours)
+    listener = epsilon_of(known, setting.rounds, setting.delta)
     bound = "the clipping bound" if neighbours == "zero-out-one" else "twice the bound"
     value = {
         "epsilon": epsilon,
@@ -421,6 +445,7 @@ def _show_epsilon(setting: Setting, event: Gaussian, as_json: bool) -> None:
         "noise_multiplier": event.multiplier,
         "rounds": setting.rounds,
         "sampling": str(event.sampling),
+        "listener_epsilon": listener,
         "neighbours": neighbours,
         "sensitivity": bound,
         "unit": "user",
@@ -430,5 +455,7 @@ def _show_epsilon(setting: Setting, event: Gaussian, as_json: bool) -> None:
         f"multiplier {event.multiplier:.4g} (standard deviation over {bound}), {neighbours}, "
         f"sampling {event.sampling}"
     )
+    if sampled:
+        text += f"; against whoever sees who was drawn, epsilon {listener:.4f}"
     words = [largest_certainty(epsilon, setting.delta, neighbours)] if event.multiplier else []
     show(as_json, value, text, *words)

@@ -260,8 +260,8 @@ def import_file(
     arrays["notes"] = np.array(data.notes, dtype=np.str_)
     arrays |= features_to_arrays({"user": data.user_features, "item": data.item_features})
     path = _imported_path(name)
-    _make_folder(path.parent)
-    with atomic_file(path) as partial, partial.open("wb") as file:
+    _make_folder(path.parent, 0o700)
+    with atomic_file(path, secret=True) as partial, partial.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return data
 
@@ -305,9 +305,9 @@ def _imported_path(name: str) -> Path:
     return cache_dir() / "imported" / f"{name}.npz"
 
 
-def _make_folder(path: Path) -> None:
+def _make_folder(path: Path, mode: int = 0o777) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
             f"{path}: cannot be made ({error.strerror}); set XDG_CACHE_HOME to a folder of yours"

@@ -154,8 +154,6 @@ class Interactions:
     def __post_init__(self) -> None:
         if len({len(self.user), len(self.item), len(self.value), len(self.time)}) > 1:
             raise DataError(f"{self.name}: user, item, value and time differ in length")
-        if not len(self.user):
-            raise DataError(f"{self.name}: no interactions")
 
     @property
     def n_users(self) -> int:
@@ -268,7 +266,7 @@ class Interactions:
         other = pair[order][1:] != pair[order][:-1]
         if baskets:
             other |= self.time[order][1:] != self.time[order][:-1]
-        keep = np.sort(order[np.append(other, True)])
+        keep = np.sort(order[np.append(other, True)[: len(order)]])
         dropped = len(pair) - len(keep)
         if not dropped:
             return self

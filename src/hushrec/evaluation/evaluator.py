@@ -144,6 +144,8 @@ class Evaluator:
     def summarise(self, ranks: PartRanks, metrics: Sequence[str] = ()) -> Tables:
         """Return the mean of each metric, by default the reported ones, for each candidate set."""
         names = metrics or self.config.metric_names(self.split.train.repeats)
+        if self.tolerant:  # nobody to evaluate is no error
+            return {candidates: tally(r, names).means() for candidates, r in ranks.items()}
         return {candidates: summarise(r, names) for candidates, r in ranks.items()}
 
     def groups(self, part: Part) -> grouping.Groups:
@@ -172,7 +174,7 @@ class Evaluator:
 
         with ThreadPoolExecutor(self.threads) as pool:
             lists = list(pool.map(work, chunks(self.users[part], model.batch_size)))
-        return np.concatenate(lists)
+        return np.concatenate([np.empty((0, count), np.int32), *lists])
 
     def seen(self, users: NDArray[np.int64], view: TrainView) -> Ragged:
         """Return the items that are no candidates: histories and held-out non-relevant items.

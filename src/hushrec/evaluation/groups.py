@@ -148,7 +148,9 @@ largest one on a rating means that somebody liked the item."""
 
 def split_notes(data: Interactions, config: SplitConfig) -> list[str]:
     """Return what to know before training: low ratings count as liked, or rows are baskets."""
-    notes = []
+    notes: list[str] = []
+    if not len(data):
+        return notes
     low, high = float(data.value.min()), float(data.value.max())
     if config.drop_below is None and config.positive_above is None and low < high <= LARGEST_RATING:
         found = np.unique(data.value)
@@ -184,7 +186,7 @@ def split_marks(split: Split) -> list[str]:
     The words before a colon are its short form.
     """
     evaluated, data = split.evaluated("test"), split.data
-    if not len(evaluated):
+    if not split.config.hold_out:
         return []  # no figures
     drawn = split.config.order == "random"
     marks = few_users_mark(len(evaluated), split.n_users, drawn=split.config.kind == "unseen-users")
@@ -272,10 +274,10 @@ def spread(values: NDArray[np.float64], groups: Groups) -> Spread:
     """Summarise the values of the users."""
     tenth = max(1, len(values) // 10)
     return Spread(
-        mean=float(values.mean()),
-        sd=float(values.std()),
-        worst_tenth=float(np.sort(values)[:tenth].mean()),
-        groups={name: float(values[members].mean()) for name, members in groups.items()},
+        mean=_mean(values),
+        sd=float(values.std()) if len(values) else 0.0,
+        worst_tenth=_mean(np.sort(values)[:tenth]),
+        groups={name: _mean(values[members]) for name, members in groups.items()},
     )
 
 
@@ -283,7 +285,7 @@ def group_means(ranks: Ranks, groups: Groups) -> dict[str, dict[str, float]]:
     """Return the mean of the reported metrics in each group."""
     values = {name: per_user(ranks, name) for name in GROUP_METRICS}
     return {
-        group: {name: float(value[members].mean()) for name, value in values.items()}
+        group: {name: _mean(value[members]) for name, value in values.items()}
         for group, members in groups.items()
     }
 
@@ -296,10 +298,15 @@ def rank_changes(before: Ranks, after: Ranks) -> dict[str, float]:
     """
     change = per_user(after, "auc") - per_user(before, "auc")
     return {
-        "improved": float((change > 0).mean()),
-        "declined": float((change < 0).mean()),
-        "unchanged": float((change == 0).mean()),
+        "improved": _mean(change > 0),
+        "declined": _mean(change < 0),
+        "unchanged": _mean(change == 0),
     }
+
+
+def _mean(values: NDArray[Any]) -> float:
+    """Return the mean; 0 of nobody, which is no error where privacy is promised."""
+    return float(values.mean()) if len(values) else 0.0
 
 
 AWAY = 0.01

@@ -264,7 +264,7 @@ def tally(ranks: Ranks, names: Iterable[str]) -> Tally:
     """Sum each named metric over users, and count users by the rank of their best target."""
     users = len(ranks.users)
     # Rounding can take a metric past 1 by its last bit, and no user counts for more than one.
-    sums = {name: exact_sum(per_user(ranks, name).clip(0, 1)) for name in names if users}
+    sums = {name: exact_sum(per_user(ranks, name).clip(0, 1)) if users else 0 for name in names}
     rank_counts = np.zeros(RANK_BINS, np.int64)
     if users:
         best = np.minimum.reduceat(ranks.ahead, ranks.indptr[:-1]).astype(np.int64) + 1

@@ -27,7 +27,7 @@ from pydantic import (
 from hushrec.config import DEFAULT_METHOD, DEFAULT_UNDER_NOISE, Seed, Settings
 from hushrec.data import Interactions, load
 from hushrec.data.partition import SilosConfig
-from hushrec.data.splitting import SplitConfig
+from hushrec.data.splitting import Split, SplitConfig, make_split
 from hushrec.data.tables import RECOGNISED
 from hushrec.data.text import OnProgress, no_progress
 from hushrec.data.views import CohortConfig, Protocol
@@ -37,6 +37,7 @@ from hushrec.federation.guard import GuardConfig
 from hushrec.methods.base import Method, method_class, method_names
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.private import StoreConfig
+from hushrec.streams import Streams
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -101,6 +102,11 @@ class Experiment(Settings):
             has_baskets = not self.privacy.promises and data.has_baskets
         split = self.split.resolved(in_order, has_baskets)
         return self.model_copy(update={"split": split})
+
+    def split_data(self, data: Interactions) -> Split:
+        """Split data as configured; people's data stops no run that promises privacy."""
+        streams, tolerant = Streams(self.seed), self.privacy.promises
+        return make_split(data, self.split, streams, self.silos, tolerant=tolerant)
 
     def load_data(self, progress: OnProgress = no_progress) -> Interactions:
         """Load the data by its name or path, as it was loaded for the run."""

@@ -260,8 +260,21 @@ def _layers(experiment: Experiment, task: Task) -> list[Mechanism]:
     """Make the mechanisms of other packages, for the shape of the first round's uploads."""
     if not experiment.privacy.layers:
         return []
+    config = experiment.privacy
+    if config.mode == "local-gradients":
+        raise ConfigError(
+            "under local-gradients an upload already carries its noise, and a layer could put the "
+            "client's data back: leave out privacy.layers, or use privacy.mode = local-gaussian"
+        )
     shape = task.upload_shape(task.download(1, task.initial))
-    return [find("mechanisms", name)(shape) for name in experiment.privacy.layers]
+    layers = [find("mechanisms", name)(shape) for name in config.layers]
+    for name, layer in zip(config.layers, layers, strict=True):
+        if config.on_sums and type(layer).receive is not Mechanism.receive:
+            raise ConfigError(
+                f"layer '{name}' weights uploads after they are clipped, so the sum has no bound: "
+                "leave it out, or use privacy.mode = local-gaussian"
+            )
+    return layers
 
 
 def upload_schedule(task: Task, rounds: int) -> Schedule:

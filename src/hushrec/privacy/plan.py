@@ -21,6 +21,7 @@ from hushrec.privacy.accountant import (
     Neighbours,
     Sampling,
     Values,
+    without_amplification,
 )
 from hushrec.privacy.budgets import PUBLIC_BUDGETS, Ledger, PersonalBudgets
 from hushrec.privacy.noise import ValidationQueries, round_multiplier
@@ -31,6 +32,7 @@ from hushrec.privacy.statement import (
     TRUSTED,
     PrivacyStatement,
     Trust,
+    against,
     changed,
 )
 
@@ -206,6 +208,9 @@ class Plan:
             if self.noise_seed is not None
             else ""
         )
+        seen = without_amplification(account["claimed"])
+        listener = None if seen is None else Accountant(seen).epsilon(delta)
+        adversaries = against(self.trust, listener)
         change = changed(self.unit, self.neighbours, same_budgets=personal)
         return PrivacyStatement(
             guarantee=f"{self.unit}-level (epsilon, delta)-DP",
@@ -214,6 +219,8 @@ class Plan:
             neighbours=self.neighbours,
             sampling=str(self.sampling),
             trust=self.trust,
+            adversaries=adversaries,
+            listener_epsilon=listener,
             mechanism=self.mechanism,
             rounds=rounds,
             unit=self.unit,
@@ -226,7 +233,8 @@ class Plan:
                 f"differential privacy: what up to {rounds} rounds release is as likely, up to a "
                 f"factor e^{epsilon:.4g} and a probability {delta:.3g}, {change}. "
                 f"Mechanism: {self.mechanism}. Sampling: {self.sampling}. "
-                f"Trust: {TRUSTED[self.trust]}. Public: {'; '.join(self.public)}. "
+                f"Trust: {TRUSTED[self.trust]}. Adversaries: {adversaries}. "
+                f"Public: {'; '.join(self.public)}. "
                 f"Not covered: {'; '.join(not_covered)}."
             ),
             **account,

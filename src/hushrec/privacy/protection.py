@@ -115,6 +115,20 @@ class Mechanism:
 
 
 @dataclass(frozen=True)
+class ZeroOut(Mechanism):
+    """Zeroes out uploads of clients without data, and uploads with NaN or infinite values.
+
+    This defines zero-out-one neighbours: a client without data adds nothing to a sum, whatever a
+    method or a layer computes for it.
+    """
+
+    def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
+        """Zero them out."""
+        without_data = np.diff(view.positives.indptr[view.client_indptr]) == 0
+        return with_zeros(finite_or_zero(update), without_data)
+
+
+@dataclass(frozen=True)
 class Protection:
     """The mechanisms of a run, in the order in which devices apply them."""
 
@@ -178,10 +192,7 @@ class Protection:
                         "none where the sums are protected"
                     )
             written = {name: rows.differences() for name, rows in update.rows.items()}
-            update = finite_or_zero(replace(update, rows=written))
-            # A client without data uploads zeros, whatever the method computes: this defines
-            # zero-out-one neighbours.
-            update = with_zeros(update, np.diff(view.positives.indptr[view.client_indptr]) == 0)
+            update = ZeroOut().protect(replace(update, rows=written), view, secret)
         for mechanism in self.mechanisms:
             update = mechanism.protect(update, view, secret)
         return update
@@ -197,8 +208,13 @@ class Protection:
         return replace(self, mechanisms=tuple(m.for_shape(shape) for m in self.mechanisms))
 
     def after(self, layers: Sequence[Mechanism]) -> Protection:
-        """Return the protection with these mechanisms before its own."""
-        return replace(self, mechanisms=(*layers, *self.mechanisms))
+        """Return the protection with these mechanisms before its own.
+
+        What they make of an upload of zeros counts as nothing again before it is clipped.
+        """
+        if not layers:
+            return self
+        return replace(self, mechanisms=(*layers, ZeroOut(), *self.mechanisms))
 
     @property
     def state(self) -> Mapping[str, float]:
@@ -279,7 +295,7 @@ def finite_or_zero(update: Update) -> Update:
         broken |= ~np.isfinite(array).all(tuple(range(1, array.ndim)))
     if not broken.any():
         return update
-    return replace(with_zeros(update, broken), zeroed_out=int(broken.sum()))
+    return replace(with_zeros(update, broken), zeroed_out=update.zeroed_out + int(broken.sum()))
 
 
 def with_zeros(update: Update, who: NDArray[np.bool_]) -> Update:

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from hushrec.errors import ConfigError, RunError
 from hushrec.io.codec import Count, Number, Positive, Stored
-from hushrec.privacy.accountant import KEPT_BACK, Accountant, History
+from hushrec.privacy.accountant import KEPT_BACK, Accountant, History, without_amplification
 
 NO_GUARANTEE = "none"
 Bound = Annotated[float, Field(ge=0)]
@@ -43,6 +43,21 @@ TRUSTED_PARTY: dict[str, str] = {
     "nodes": "each node with its own users' uploads",
     "aggregator": "the party that sums the uploads, or secure aggregation in its place",
 }
+ADVERSARIES: dict[Trust, str] = {
+    "nobody": (
+        "the server and whoever listens may see every upload and everything else; parties that "
+        "depart from the protocol are not covered"
+    ),
+    "nodes": (
+        "the server, whoever listens, and as many nodes as the mechanism names may see everything "
+        "but other nodes' users and noise; parties that depart from the protocol are not covered"
+    ),
+    "aggregator": (
+        "whoever sees the models may know everything else; the party that sums follows the "
+        "protocol, and nobody listens to what it receives"
+    ),
+}
+"""Against whom a guarantee holds: who may see what, and who must not lie."""
 TIERS = ((1.0, "strong"), (10.0, "reasonable"), (math.inf, "weak"))
 """Largest epsilon of each tier of Ponomareva et al., "How to DP-fy ML" (JAIR 2023), section 5.2."""
 OTHER_RUNS = (
@@ -89,6 +104,8 @@ class ComposedStatement(Stored):
     same_budgets: bool
     unit: str
     trust: str
+    adversaries: str = ""
+    listener_epsilon: float | None = None
     data: str
     runs: list[dict[str, Any]]
     simulated: list[str]
@@ -109,6 +126,10 @@ class PrivacyStatement(Stored):
     neighbours: str = ""
     sampling: str = ""
     trust: str = ""
+    adversaries: str = ""
+    """Against whom the guarantee holds."""
+    listener_epsilon: float | None = None
+    """Epsilon against whoever sees the traffic, and so who was drawn; None if nobody is drawn."""
     mechanism: str = ""
     rounds: Count = 0
     unit: str = "user"
@@ -210,6 +231,17 @@ def largest_certainty(
     )
 
 
+def against(trust: Trust, listener_epsilon: float | None) -> str:
+    """Return against whom a guarantee holds, for a statement."""
+    if listener_epsilon is None:
+        return ADVERSARIES[trust]
+    return (
+        f"{ADVERSARIES[trust]}. Sampling amplifies only against those who do not know who was "
+        "drawn: against whoever sees the traffic, and so who is contacted, epsilon is "
+        f"{listener_epsilon:.4g}"
+    )
+
+
 def changed(unit: str, neighbours: str, *, same_budgets: bool) -> str:
     """Return the difference between neighbouring data sets, for a statement."""
     how = {"zero-out-one": "zeroed out", "replace-one": "replaced by any other"}[neighbours]
@@ -281,6 +313,10 @@ def _stated(claims: Sequence[Claim], epsilon: float, delta: float) -> ComposedSt
     simulated = [claim.run for claim in claims if claim.privacy.noise_seed is not None]
     same_budgets = any(one.same_budgets for one in statements)
     trust = next(one for one in reversed(TRUSTED) if one in {each.trust for each in statements})
+    events = [json.loads(line) for claim in claims for line in claim.account.splitlines()]
+    seen = without_amplification(events)
+    listener = None if seen is None else Accountant(seen).epsilon(delta)
+    adversaries = against(trust, listener)
     public = list(dict.fromkeys(fact for one in statements for fact in one.public))
     facts = [fact for one in statements for fact in one.not_covered if fact != OTHER_RUNS]
     not_covered = [*dict.fromkeys(facts), RUNS_NOT_NAMED]
@@ -301,6 +337,8 @@ def _stated(claims: Sequence[Claim], epsilon: float, delta: float) -> ComposedSt
         same_budgets=same_budgets,
         unit=first.unit,
         trust=trust,
+        adversaries=adversaries,
+        listener_epsilon=listener,
         data=claims[0].data,
         runs=[
             {"run": claim.run, "method": claim.method, "epsilon": claim.epsilon}
@@ -315,7 +353,8 @@ def _stated(claims: Sequence[Claim], epsilon: float, delta: float) -> ComposedSt
             f"same data. One of them: {'' if same else 'at most '}{largest}; all {number} "
             f"together: ({epsilon:.4g}, {delta:.3g}): what they release is as likely, up to a "
             f"factor e^{epsilon:.4g} and a probability {delta:.3g}, {change}, in all of them at "
-            f"once.{budgets} Trust: {TRUSTED[trust]}. Public: {'; '.join(public)}. "
+            f"once.{budgets} Trust: {TRUSTED[trust]}. Adversaries: {adversaries}. "
+            f"Public: {'; '.join(public)}. "
             f"Not covered: {'; '.join(not_covered)}."
         ),
     )

@@ -102,6 +102,8 @@ def write_report(
                 "samples, a map or a user in the report of the run that it follows"
             )
         return _write_summary_report(run.folder, "final.html.j2")
+    if run.summary.users.ranked_users == 0:  # no error where privacy is promised
+        return _write_summary_report(run.folder, "unevaluated.html.j2")
     page = {
         **report_page(run, run.folder),
         "samples": sections.samples(run) if samples else [],

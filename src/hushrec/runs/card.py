@@ -158,7 +158,7 @@ def _figures(summary: Summary, ranks: Mapping[str, PartRanks] | None, again: str
         heads.append("sd over seeds")
         for name, row in zip(names, rows, strict=True):
             row.append(f"{shown.test_sd['full'][name]:.4f}")
-    if ranks:
+    if ranks and len(ranks["test"]["full"].users):
         heads.append("95 % interval over users")
         for name, row in zip(names, rows, strict=True):
             low, high = bootstrap_interval(per_user(ranks["test"]["full"], name))

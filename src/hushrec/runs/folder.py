@@ -165,8 +165,11 @@ class RunFolder:
         self.write_metrics(self.read_metrics(round_number))
 
     def write_arrays(self, name: str, arrays: Arrays) -> None:
-        """Write an npz file."""
-        with files.atomic_file(self.path / name) as partial, partial.open("wb") as file:
+        """Write an npz file, for its owner only: it is as private as the data."""
+        with (
+            files.atomic_file(self.path / name, secret=True) as partial,
+            partial.open("wb") as file,
+        ):
             payload: dict[str, Any] = dict(arrays)
             np.savez_compressed(file, **payload)
 
@@ -186,7 +189,7 @@ class RunFolder:
         self, name: str, state: Mapping[str, Any], tensors: Iterable[tuple[str, Arrays]]
     ) -> None:
         """Write a checkpoint that appears whole or not at all, then drop the older ones."""
-        with files.atomic_folder(self.path / "checkpoint" / name) as folder:
+        with files.atomic_folder(self.path / "checkpoint" / name, secret=True) as folder:
             digests = {}
             for file, arrays in tensors:
                 target = folder / f"{file}.safetensors"
@@ -196,6 +199,7 @@ class RunFolder:
             header = CheckpointHeader(**state, settings=self._settings(), files=digests)
             record = header.as_dict()
             record["digest"] = record_digest(record)
+            (folder / "state.json").touch(0o600)  # it holds the key of the noise
             (folder / "state.json").write_text(json.dumps(record, indent=2))
         self.drop_checkpoints(but=name)
 

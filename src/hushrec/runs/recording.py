@@ -80,6 +80,7 @@ def _figures(training: SimulatedTraining, split: Split, state: ServerState) -> d
     top = evaluator.top_items(model, "test", 10)
     counts = np.bincount(split.train.positives.values, minlength=split.data.n_items)
     popularity = popularity_ranks(evaluator, "test")
+    bias = PopularityBias(10).value(top, counts) if (top >= 0).any() else 0.5
     return {
         "test": evaluator.summarise(backend.ranks["test"]),
         "valid": evaluator.summarise(backend.ranks["valid"]),
@@ -89,7 +90,7 @@ def _figures(training: SimulatedTraining, split: Split, state: ServerState) -> d
         ),
         "lists": {
             "coverage@10": Coverage(10).value(top, counts),
-            "popularity_bias@10": PopularityBias(10).value(top, counts),
+            "popularity_bias@10": bias,
         },
         "marks": split_marks(split),
     }

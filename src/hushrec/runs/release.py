@@ -126,6 +126,7 @@ def write_release(what: Covered, folder: Path) -> None:
     titles = [data.title(item) for item in range(len(data.items))]
     guarantee = (
         *("guarantee", "epsilon", "delta", "neighbours", "sampling", "trust", "mechanism"),
+        *("adversaries", "listener_epsilon"),
         *("rounds", "unit", "public", "not_covered", "noise_seed", "same_budgets"),
         *("asked_epsilon", "statement"),
     )

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from hushrec.data import Interactions
-from hushrec.data.splitting import Part, Split, make_split
+from hushrec.data.splitting import Part, Split
 from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError, HushrecError, RunError
 from hushrec.evaluation.evaluator import Evaluator, PartRanks, chance_ranks, popularity_ranks
@@ -132,8 +132,7 @@ class Run(Recommends):
         if not stamp.any() or np.array_equal(stamp, file_stamp(name)):
             return None
         try:
-            data, streams = experiment.load_data(), Streams(experiment.seed)
-            split = make_split(data, experiment.split, streams, experiment.silos)
+            split = experiment.split_data(experiment.load_data())
         except HushrecError as error:
             return f"{name} cannot be read now ({error}): lists use the histories of the run"
         if split.digest() == self.folder.read_checkpoint(FINAL).data:
@@ -309,7 +308,7 @@ def _same_split(folder: RunFolder, experiment: Experiment, data: Interactions | 
         raise ConfigError(
             f"{error}; in Python, give a run of data in memory its data again: Run.open(path, data)"
         ) from None
-    split = make_split(data, experiment.split, Streams(experiment.seed), experiment.silos)
+    split = experiment.split_data(data)
     if folder.read_checkpoint(FINAL).data != split.digest():
         raise RunError(
             f"{folder.path}: the data '{experiment.data}' has changed since training, and this "

@@ -38,6 +38,7 @@ from hushrec.privacy.statement import BudgetSummary as BudgetSummary
 from hushrec.privacy.statement import Claim
 from hushrec.privacy.statement import ComposedStatement as ComposedStatement
 from hushrec.privacy.statement import PrivacyStatement as PrivacyStatement
+from hushrec.runs.replayed import ReplayResult
 
 PUBLISHED_MARK = "published protocol (leaks the held-out item)"
 
@@ -496,3 +497,5 @@ class Audit(Stored):
     items: Skipped | ItemResult
     canaries: list[CanaryResult]
     soundness: SoundnessResult | None
+    replay: ReplayResult | None = None
+    out_of_sight: list[str] = Field(default_factory=list)

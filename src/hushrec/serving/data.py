@@ -72,7 +72,7 @@ class ServingData:
             train=split.train,
             later=join(split.valid, join(split.test, split.disliked)),
             trained=trained,
-            top_value=float(split.data.value.max()),
+            top_value=float(split.data.value.max()) if len(split.data) else 0.0,
             holders=split.holders,
             later_times=split.later_times() if split.train.repeats else None,
         )

@@ -94,14 +94,26 @@ def find_runs(folder: Path) -> dict[str, FoundRun]:
 
 
 def _run_paths(folder: Path) -> Iterator[Path]:
-    """Walk down the folder, without links and hidden folders, but with unfinished replacements."""
-    if is_run(folder):
+    """Walk down the folder, without hidden folders, but with unfinished replacements.
+
+    Links that lead out of the folder are not followed: whoever can write there must not make the
+    studio show files from elsewhere.
+    """
+    whole = folder.resolve()
+    if is_run(folder) and _stays_within(folder, whole):
         yield folder
     for here, below, _ in os.walk(folder):
         deep = len(Path(here).relative_to(folder).parts)
         shown = (name for name in below if name[0] != "." or name.endswith(f".{NEW}"))
         below[:] = sorted(shown) if deep < MAX_DEPTH else []
-        yield from (Path(here, name) for name in below if is_run(Path(here, name)))
+        runs = (Path(here, name) for name in below if is_run(Path(here, name)))
+        yield from (run for run in runs if _stays_within(run, whole))
+
+
+def _stays_within(run: Path, folder: Path) -> bool:
+    """Return whether neither the run nor a file in it is a link that leads out of the folder."""
+    links = (path for path in (run, *run.rglob("*")) if path.is_symlink())
+    return all(link.resolve().is_relative_to(folder) for link in links)
 
 
 def _read(path: Path, folder: Path) -> FoundRun:
