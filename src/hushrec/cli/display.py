@@ -27,11 +27,11 @@ from hushrec.deployment.coordinator.run import Question, Status, following_quest
 from hushrec.deployment.coordinator.session import EventLine
 from hushrec.errors import ConfigError, listed
 from hushrec.federation.experiment import Experiment, ExperimentRequest
+from hushrec.federation.requests import absences
 from hushrec.federation.rounds import Callback, RoundRecord
 from hushrec.io.files import append_line
 from hushrec.reporting.tables import human_duration, human_size
 from hushrec.runs.progress import PRINT_INTERVAL, Output, TrainingDisplay, bar, lines
-from hushrec.runs.schema import absences
 
 DISPLAY_DELAY = 0.5
 """Seconds of reading after which a progress bar appears."""

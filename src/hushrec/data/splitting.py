@@ -273,19 +273,15 @@ def make_split(
     config: SplitConfig,
     streams: Streams,
     silos: SilosConfig = SilosConfig(),  # noqa: B008 - a frozen value
-    *,
     tolerant: bool = False,
 ) -> Split:
     """Split interactions; the random orders come from the run's seed.
 
-    ``tolerant``: nothing to train or to evaluate on is no error, as where privacy is promised: an
-    error would tell that the one user who had something is not there.
+    ``tolerant``: nothing to evaluate on is no error, which under a guarantee would tell of a user.
     """
     if silos.kind != "none" and config.kind == "unseen-users":
-        raise ConfigError(
-            "silos hold the users they train on: use another split.kind than unseen-users, or "
-            "silos.kind = none"
-        )
+        why = "silos hold the users they train on"
+        raise ConfigError(f"{why}: use another split.kind than unseen-users, or silos.kind = none")
     config = config.resolved(data.in_order, data.has_baskets)
     # An item's number is its row in released tables, so it must not depend on the order of rows.
     data = data.ordered()
@@ -294,10 +290,10 @@ def make_split(
     split = split_share(data, config, streams, Share(np.arange(data.n_users), data.n_users))
     for part, use in ((split.valid, "validate"), (split.test, "test")):
         if config.hold_out and not len(part.values) and not tolerant:
-            if not len(split.data):
-                least = config.drop_below
-                kept = "" if least is None else f", no value reaches split.drop_below = {least:g}"
-                raise DataError(f"{data.name}: no interactions{kept}")
+            if not len(split.data) and config.drop_below is not None:
+                raise DataError(
+                    f"{data.name}: no value reaches split.drop_below = {config.drop_below:g}"
+                )
             raise DataError(
                 f"{data.name}: no user is long enough for a {config.kind} split with something to "
                 f"{use} on; use more data, larger shares or another split.kind"
@@ -425,8 +421,7 @@ class _Ordered:
     def starts_moment(self) -> NDArray[np.bool_]:
         """Whether a row has another user or time than the row before it."""
         time = self.data.time[self.order]
-        changes = (np.diff(self.user) != 0) | (np.diff(time) != 0)
-        return np.append(True, changes)[: len(time)]
+        return np.append(True, (np.diff(self.user) != 0) | (np.diff(time) != 0))[: len(time)]
 
     def moments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the number of each row's time among its user's, from 0 on, and their count."""
@@ -461,12 +456,10 @@ def _parts(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.
         if not data.has_time:
             raise ConfigError(f"{data.name} has no timestamps: split.kind = 'time' cannot be used")
         time = data.time[rows.order]
-        first_valid, first_test = config.valid_from, config.test_from
-        if first_valid is None or first_test is None:
-            shares = [1 - config.test - config.valid, 1 - config.test]
-            found = np.quantile(time, shares, method="higher") if len(time) else np.zeros(2)
-            first_valid = found[0] if first_valid is None else first_valid
-            first_test = found[1] if first_test is None else first_test
+        shares = [1 - config.test - config.valid, 1 - config.test]
+        found = np.quantile(time, shares, method="higher") if len(time) else np.zeros(2)
+        first_valid = found[0] if config.valid_from is None else config.valid_from
+        first_test = found[1] if config.test_from is None else config.test_from
         return _select(time >= first_test, time >= first_valid)
     position, size, together = rows.position, rows.size, config.ties == "together"
     if config.order == "random" and rows.data.in_order:

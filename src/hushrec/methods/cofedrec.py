@@ -107,7 +107,7 @@ class PrivateCoFedRec(base.Method, base.ExportsUser, base.OwnTable, base.Tunable
     """Own item tables; those of clients who are like the mean table are averaged."""
 
     name = "cofedrec"
-    Config = PrivateCoFedRecConfig
+    Config: ClassVar[type[base.MethodConfig]] = PrivateCoFedRecConfig
     config: CoFedRecConfig
     traits = base.Traits(
         rounds=300,

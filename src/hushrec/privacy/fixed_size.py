@@ -53,7 +53,7 @@ def _losses(multiplier: float, share: float, step: float) -> Any:
     apart = 1 / multiplier
     largest = math.log1p(share * math.expm1(min(apart * FARTHEST + apart**2 / 2, 700.0)))
     cells = max(1, math.ceil(largest / step))
-    ends = step * np.arange(cells + 1)
+    ends = step * np.arange(cells + 1, dtype=np.float64)
     # Where the loss exceeds each end; beyond the last one it is infinite.
     where = (np.log1p(np.expm1(ends) / share) + apart**2 / 2) / apart
     of_q, of_p = norm.sf(where), norm.sf(where - apart)
@@ -77,4 +77,4 @@ def _upper_part(
 ) -> NDArray[np.float64]:
     """Return the mass that goes to the second end of each cell, so that ``other`` is kept too."""
     near, far = np.exp(-ends[:-1]), np.exp(-ends[1:])
-    return np.clip((mass * near - other) / (near - far), 0, mass)
+    return np.asarray(np.clip((mass * near - other) / (near - far), 0, mass))

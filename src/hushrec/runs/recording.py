@@ -24,6 +24,7 @@ from hushrec.federation.backends import Backend
 from hushrec.federation.client import wire_bytes
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.guard import rounds_in_words
+from hushrec.federation.requests import FINAL_EVALUATIONS, absences
 from hushrec.federation.rounds import Callback, RoundRecord, ServerState, Training, TrainingResult
 from hushrec.federation.setup import SimulatedTraining
 from hushrec.io import peak_rss_bytes
@@ -115,8 +116,8 @@ def summarise_federation(
     sizes = [spec.initial.nbytes for spec in served if isinstance(spec, PerClient)]
     private_bytes = sum(sizes) if len(sizes) == len(served) else None
     common = _common(training, state, private_bytes)
-    final = (one.users for one in attendance if one.to in schema.FINAL_EVALUATIONS)
-    counted, words = min(final, default=users), schema.absences(attendance)
+    final = (one.users for one in attendance if one.to in FINAL_EVALUATIONS)
+    counted, words = min(final, default=users), absences(attendance)
     marks, notes = few_users_mark(ranked, users), []
     if counted < users:
         marks.append(f"{counted:,} of {users:,} enrolled users are in the figures: {words}")

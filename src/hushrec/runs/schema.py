@@ -27,11 +27,10 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from hushrec.data.text import short_name
 from hushrec.errors import ConfigError, RunError
 from hushrec.federation.guard import GuardState, NotApplied
-from hushrec.federation.requests import FINAL_EVALUATIONS as FINAL_EVALUATIONS
+from hushrec.federation.requests import FINAL_EVALUATIONS, absences
 from hushrec.federation.requests import Attendance as Attendance
 from hushrec.federation.requests import PhaseTraffic as PhaseTraffic
 from hushrec.federation.requests import WireBytes as WireBytes
-from hushrec.federation.requests import absences as absences
 from hushrec.federation.rounds import RoundLine as RoundLine
 from hushrec.io.codec import Count, Metrics, Number, Positive, Stored, Tables
 from hushrec.privacy.statement import BudgetSummary as BudgetSummary
