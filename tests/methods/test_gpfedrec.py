@@ -7,8 +7,8 @@ import torch
 import hushrec
 import reference
 from hushrec.errors import ConfigError
+from hushrec.federation import spool
 from hushrec.federation.backends import Machine
-from hushrec.methods import relations
 from hushrec.methods.fedncf import FedNCF
 from hushrec.methods.gpfedrec import GPFedRec, cosines, neighbour_weights
 from hushrec.private import PrivateStore
@@ -200,7 +200,7 @@ def test_who_is_like_nobody_keeps_itself():
     assert unlike[0, 0] == 0 and unlike[0, 2] > 0, "the most unlike ones, never oneself"
 
 
-@pytest.mark.parametrize("n_items", [N_ITEMS, 3 * relations.BLOCK - 5])
+@pytest.mark.parametrize("n_items", [N_ITEMS, 3 * spool.BLOCK - 5])
 def test_threads_chunks_and_files_do_not_matter(n_items, tmp_path):
     rows = [[1, 2, 3], [4, 5], [1, 5, n_items - 1], [7], [2, 4, 6, 8, 10]]
     view, method = clients_of(rows, n_items), GPFedRec(GPFedRec.Config(**BASE))

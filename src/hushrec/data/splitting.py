@@ -290,10 +290,8 @@ def make_split(
     split = split_share(data, config, streams, Share(np.arange(data.n_users), data.n_users))
     for part, use in ((split.valid, "validate"), (split.test, "test")):
         if config.hold_out and not len(part.values) and not tolerant:
-            if not len(split.data) and config.drop_below is not None:
-                raise DataError(
-                    f"{data.name}: no value reaches split.drop_below = {config.drop_below:g}"
-                )
+            if not len(split.data) and (least := config.drop_below) is not None:
+                raise DataError(f"{data.name}: no value reaches split.drop_below = {least:g}")
             raise DataError(
                 f"{data.name}: no user is long enough for a {config.kind} split with something to "
                 f"{use} on; use more data, larger shares or another split.kind"

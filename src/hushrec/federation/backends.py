@@ -28,10 +28,11 @@ from hushrec.errors import ConfigError
 from hushrec.evaluation.evaluator import Evaluator, PartRanks
 from hushrec.federation.client import Download, Expected, Task, Upload, take_part
 from hushrec.federation.experiment import Experiment
+from hushrec.federation.spool import Spool
 from hushrec.io import usable_cores
 from hushrec.io.codec import Arrays, payload
 from hushrec.methods.base import Shared
-from hushrec.methods.relations import Relates, Spool
+from hushrec.methods.relations import Relates
 from hushrec.privacy.protection import Protection
 from hushrec.private import PrivateStore
 

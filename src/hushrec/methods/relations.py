@@ -1,35 +1,20 @@
 """Methods whose server relates clients by their single uploads, and answers each of them.
 
 Everywhere else the server works with sums over clients. Here it keeps the uploaded tables of a
-round's cohort, replaces each by an answer that depends on all of them (`Relates.relate`), sums the
-answers in place of the uploads, and sends each client its own, which the client keeps among its
-private parameters. So the server sees every upload by itself: no noise on sums, no secure sum and
-no node that sums for its clients can do this, and all three are refused.
-
-Tables are spooled by blocks of items, in memory or on file as the clients' own tables are. The
-server holds one table per client of the cohort, for one round.
+round's cohort (`federation.spool`), replaces each by an answer that depends on all of them
+(`Relates.relate`), sums the answers in place of the uploads, and sends each client its own, which
+the client keeps among its private parameters. So the server sees every upload by itself: no noise
+on sums, no secure sum and no node that sums for its clients can do this, and all three are refused.
 """
 
 from __future__ import annotations
 
-import mmap
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
+from hushrec.methods.base import Array
 
-from hushrec.aggregation import Update
-
-Array = NDArray[Any]
-
-BLOCK = 128
-"""Items per block: a block of 6,000 tables of width 32 takes 100 MB."""
-MAPPED_BYTES = 128 * 2**20
-"""Bytes of spooled tables on file that are written before their pages are released."""
 SEEN_SINGLY = "the server sees every upload by itself"
 
 
@@ -48,71 +33,3 @@ class Relates(ABC):
         ``tables`` are blocks of items, [clients, items of the block, width], the same ones on every
         pass; clients are in the order of their numbers.
         """
-
-
-class Spool:
-    """The uploaded tables of a cohort, by blocks of items."""
-
-    def __init__(
-        self, method: Relates, clients: int, shape: tuple[int, ...], folder: Path | None = None
-    ) -> None:
-        """Keep tables of this shape in memory, or in files of ``folder``."""
-        self.method, self.clients, self.folder = method, clients, folder
-        self.bounds = [(a, min(a + BLOCK, shape[0])) for a in range(0, shape[0], BLOCK)]
-        self.blocks: list[Array] = []
-        for first, last in self.bounds:
-            size = (clients, last - first, *shape[1:])
-            if folder is None or not clients:
-                self.blocks.append(np.empty(size, np.float32))
-            else:
-                file = folder / f"uploads-{first}"
-                self.blocks.append(np.memmap(file, np.float32, "w+", shape=size))
-        self._written, self._counting = 0, threading.Lock()
-
-    def __iter__(self) -> Iterator[Array]:
-        """Yield the blocks, and release the pages of each after its use."""
-        for block in self.blocks:
-            yield block
-            _release(block)
-
-    def put(self, places: NDArray[np.int64], update: Update) -> None:
-        """Store the uploads of the clients at these places of the cohort."""
-        tables = update.dense[self.method.uploaded]
-        for (first, last), block in zip(self.bounds, self.blocks, strict=True):
-            block[places] = tables[:, first:last]
-        self._count(tables)
-
-    def relate(self) -> Update:
-        """Replace the uploads by the answers; return the answers' sum as one upload of all."""
-        if not self.clients:
-            return Update(0)
-        self.method.relate(self)
-        total = np.concatenate([block.sum(axis=0, dtype=np.float64) for block in self])
-        return Update(self.clients, dense={self.method.uploaded: total[None]})
-
-    def take(self, places: NDArray[np.int64]) -> Array:
-        """Return the answers to the clients at these places."""
-        tables = np.concatenate([block[places] for block in self.blocks], axis=1)
-        self._count(tables)
-        return tables
-
-    def close(self) -> None:
-        """Remove the files."""
-        for (first, _), block in zip(self.bounds, self.blocks, strict=True):
-            if isinstance(block, np.memmap) and self.folder is not None:
-                (self.folder / f"uploads-{first}").unlink()
-        self.blocks.clear()
-
-    def _count(self, tables: Array) -> None:
-        with self._counting:
-            self._written += tables.nbytes
-            if self._written > MAPPED_BYTES:
-                self._written = 0
-                for block in self.blocks:
-                    _release(block)
-
-
-def _release(block: Array) -> None:
-    """Release the memory pages of a block on file; its contents stay there."""
-    if isinstance(block, np.memmap):
-        block._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]

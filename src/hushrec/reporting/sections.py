@@ -23,6 +23,7 @@ from hushrec.evaluation.groups import AWAY
 from hushrec.evaluation.metrics import Ranks, metric_name
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.guard import rounds_in_words
+from hushrec.federation.requests import FINAL_EVALUATIONS
 from hushrec.federation.rounds import RoundLine
 from hushrec.io.files import write_text
 from hushrec.methods.base import Guided
@@ -33,14 +34,7 @@ from hushrec.reporting.baselines import LIST_LENGTH
 from hushrec.reporting.plots import Bar, Dot
 from hushrec.reporting.tables import marked, signed
 from hushrec.runs.folder import AUDIT_FILE, SEEDS, RunFolder
-from hushrec.runs.schema import (
-    FINAL_EVALUATIONS,
-    AdaptationCurve,
-    Attendance,
-    Audit,
-    Skipped,
-    Summary,
-)
+from hushrec.runs.schema import AdaptationCurve, Attendance, Audit, Skipped, Summary
 
 ADAPTATION = "adaptation.json"
 SHOWN_EFFECTS, SAMPLE_USERS, LAST_SEEN = 12, 6, 5
