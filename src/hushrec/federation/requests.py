@@ -306,7 +306,7 @@ class PhaseTraffic(Stored):
 
 class WireBytes(Stored):
     """Bytes of all messages between the coordinator and its nodes, as they were sent: repeated
-    requests, evaluations and enrolments too."""
+    requests and evaluations too, but not those of the enrolment."""
 
     up_bytes: Count
     """From the nodes."""
