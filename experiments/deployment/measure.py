@@ -27,7 +27,8 @@ from safetensors.numpy import load_file
 from hushrec import train
 from hushrec.cli.federate import ExperimentOptions, make_rehearsal, train_on
 from hushrec.deployment.coordinator.run import newest_run, status_of
-from hushrec.deployment.flower.programs import Processes, federation_running, start_node
+from hushrec.deployment.flower.processes import Processes
+from hushrec.deployment.flower.programs import federation_running, start_node
 from hushrec.federation.experiment import parse_settings
 from hushrec.runs.folder import RunFolder
 

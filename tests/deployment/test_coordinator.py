@@ -30,7 +30,7 @@ from hushrec.errors import ConfigError, FederationError, RunError, StoppedError
 from hushrec.federation import setup
 from hushrec.federation.contract import Catalogue, Contract, NodeRegistry, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
-from hushrec.federation.requests import Failure, TrainRequest
+from hushrec.federation.requests import TrainRequest
 from hushrec.io.codec import kind_of
 from hushrec.reporting.html import write_federated_report
 from hushrec.runs.folder import RunFolder
@@ -284,9 +284,10 @@ class Hurried(MemoryLink):
         super().__init__(nodes)
         self.seconds = []
 
-    def ask(self, requests, seconds):
-        self.seconds.append(seconds)
-        return super().ask(requests, seconds)
+    def send(self, node, request, seconds):
+        if node == "node-1":
+            self.seconds.append(seconds)
+        return super().send(node, request, seconds)
 
 
 def test_the_deadline_of_a_round_is_that_of_its_phase(tmp_path):
@@ -333,7 +334,7 @@ def test_a_node_that_was_slow_once_has_time_to_be_slow_again(tmp_path):
     """The deadline follows what a node needed; who is slower still is told which key to raise."""
     begin, lossy = rehearsal(tmp_path / "f", taste_world(), "pfedrec", {"evaluation.every": 9})
     link, told = Hurried(lossy.link().nodes), []
-    run = begin(round_seconds=0.2, first_round_factor=100.0, slowest_factor=50.0, retries=0)
+    run = begin(round_seconds=0.2, first_round_factor=100.0, slowest_factor=50.0)
     run = replace(run, events=EventLog(run.folder.path / "events.jsonl", told.append))
     answer = link.nodes["node-1"]
 
@@ -348,7 +349,7 @@ def test_a_node_that_was_slow_once_has_time_to_be_slow_again(tmp_path):
     assert all(line.seconds >= 0.3 for line in told if line.event == "answered" and line.round)
     begin, lossy = rehearsal(tmp_path / "g", taste_world(), "pfedrec")
     lossy.lose |= {("node-1", number) for number in range(2, 99)}
-    run = begin(retries=0)
+    run = begin(backoff_seconds=1e9)
     run = replace(run, events=EventLog(run.folder.path / "events.jsonl", told.append))
     run.train(lossy.link())
     why = next(line.why for line in told if line.event == "sat out")
@@ -471,7 +472,7 @@ def test_too_few_nodes_stop_the_run_and_nothing_is_lost(tmp_path):
     for name in ("node-1", "node-2"):
         lossy.lose |= {(name, number) for number in range(4, 10)}
     with pytest.raises(FederationError, match=r"2 are needed.*--resume"):
-        begin(retries=1).train(lossy.link())
+        begin(backoff_seconds=1e9).train(lossy.link())
     lossy.lose = set()
     assert begin(resume=True).train(lossy.link()).test == whole.test
 
@@ -655,7 +656,10 @@ def test_an_undeclared_list_cannot_be_agreed_on():
 
 def test_a_failure_is_no_answer():
     link = MemoryLink({"a": lambda data: data})
-    assert dict(link.ask({"a": b"1", "b": b"2"}, 1.0)) == {"a": b"1", "b": Failure("not connected")}
+    assert link.send("b", b"2", 1.0) is None, "not connected"
+    tickets = [link.send("a", b"1", 1.0)]
+    assert [answer for _, answer in link.receive(tickets)] == [b"1"]
+    assert list(link.receive(tickets)) == [], "a reply is received once"
 
 
 @pytest.mark.parametrize("secure", [None, SecureSums()])

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from hushrec.cli import main
 from hushrec.deployment.flower import programs
-from hushrec.deployment.flower.programs import END_SECONDS
+from hushrec.deployment.flower.processes import END_SECONDS
 from hushrec.errors import MissingExtraError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "deployment"
