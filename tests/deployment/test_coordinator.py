@@ -3,7 +3,6 @@
 import json
 import time
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from hushrec.cli import main
 from hushrec.deployment.coordinator.planning import LinkRates, Policy, allowed_seconds, forecast
 from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run, status_of
 from hushrec.deployment.coordinator.session import EventLine, EventLog
-from hushrec.deployment.flower import transport
 from hushrec.deployment.flower.gateway import StatusCollector
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
@@ -356,31 +354,21 @@ def test_a_node_that_was_slow_once_has_time_to_be_slow_again(tmp_path):
     assert why == "no answer in 900 s; policy.phase_seconds.'train' gives it more"
 
 
-class Grid:
-    """Two nodes on a grid, whose replies wait to be pulled."""
+def test_a_reply_that_arrived_while_another_was_read_is_in_time(tmp_path):
+    """The coordinator reads the first reply until the deadline is over; the second was there."""
+    begin, lossy = rehearsal(tmp_path / "f", taste_world(), "pfedrec", rounds=1)
+    run, link = begin(first_round_factor=1.0, round_seconds=20.0), lossy.link()
+    plain = link.receive
 
-    def __init__(self):
-        self.sent = []
+    def slowly(tickets):
+        for found in plain(tickets):
+            link.wait(30.0)
+            yield found
 
-    def push_messages(self, messages):
-        self.sent += messages
-        return [f"message {len(self.sent)}"]
-
-    def pull_messages(self, numbers):
-        number = numbers[0]
-        answered = SimpleNamespace(reply_to_message_id=number)
-        reply = SimpleNamespace(metadata=answered, content=transport._wrap(number.encode()))
-        reply.has_error = lambda: False
-        return [reply]
-
-
-def test_a_reply_that_arrived_while_another_was_read_is_in_time(monkeypatch):
-    monkeypatch.setattr(transport, "Message", lambda *about, **more: about)
-    found = []
-    for node, answer in transport.GridLink(Grid()).ask({"1": b"request", "2": b"request"}, 0.05):
-        found.append((node, answer))
-        time.sleep(0.1)
-    assert found == [("1", b"message 1"), ("2", b"message 2")]
+    link.receive = slowly
+    run.train(link)
+    status = status_of(newest_run(tmp_path / "f" / "runs"))
+    assert all(node.answered >= 3 and not node.sat_out for node in status.nodes.values())
 
 
 def test_a_request_is_encoded_when_it_is_sent(tmp_path, monkeypatch):

@@ -59,6 +59,8 @@ class ProxySettings:
     """Trusts the federation's certificate authority only."""
     keys: Mapping[bytes, str]
     """Names of the nodes that may connect, by public key, as their requests show it."""
+    ready: Callable[[], bool] = lambda: True
+    """Whether the SuperLink knows the nodes; until then they are told to try again."""
 
 
 @dataclass
@@ -147,6 +149,8 @@ async def _serve_one(
         name = settings.keys.get(key)
         if name is None:
             raise _RefusedError(403)
+        if not settings.ready():
+            raise _RefusedError(503)
     except (_RefusedError, asyncio.LimitOverrunError) as error:
         status = error.status if isinstance(error, _RefusedError) else HTTPStatus(431)
         line = f"HTTP/1.1 {status.value} {status.phrase}"

@@ -89,12 +89,13 @@ class RunningServer:
     """Of the SuperLink, on the loopback address."""
     superlink: Program = field(init=False)
     node_ids: dict[str, str] = field(default_factory=dict, init=False)
-    """Flower's id of each node, by the node's name."""
+    """Flower's id of each node, by the node's name; none before all are registered."""
     traffic: Traffic = field(default_factory=Traffic, init=False)
 
     def start(self) -> None:
         """Start the SuperLink, and register all nodes of the folder."""
         work, authority = self.folder.path / "run", self.folder.authority
+        self.node_ids = {}
         (work / NODE_IDS).unlink(missing_ok=True)  # until it is there, no run can begin
         secret = _new_secret(work)
         self.superlink = self.processes.start("superlink", _superlink(self.folder, self.port))
@@ -179,7 +180,9 @@ def server_running(folder: ServerFolder) -> Iterator[RunningServer]:
         outer.load_cert_chain(folder.certificate, folder.key)
         listen, outer_port = folder.config.listen, folder.config.port
         keys = {shown_key(file.read_bytes()): name for name, file in folder.public_keys.items()}
-        proxy = ProxySettings(listen, outer_port, server.port, outer, inner, keys)
+        proxy = ProxySettings(
+            listen, outer_port, server.port, outer, inner, keys, lambda: bool(server.node_ids)
+        )
         with reverse_proxy(proxy) as server.traffic:
             yield server
 

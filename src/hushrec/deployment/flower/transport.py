@@ -13,6 +13,8 @@ What Flower 1.41 does when something fails, and what is done about it here and i
   for the rest, for all nodes at once. `GridLink` pulls what is there, and comes back for the rest.
 - A SuperNode waits without end for the reply to the message that it took. If its reply cannot be
   handed over, `answer_messages` ends, and the SuperNode is started anew.
+- A SuperNode makes a task of a message before it has the message, and leaves the task there when
+  the run ends meanwhile; Flower's ClientApp would wait for the message for up to two hours.
 - A message that a SuperNode took is not sent again, whatever becomes of it. A node that connects
   again has another time of activation, by which a `Link` tells connections apart.
 - A node counts as connected for 60 s after its last heartbeat, and cannot connect again meanwhile:
@@ -42,9 +44,10 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, ErrorCode, SubStatus
-from flwr.common.serde import run_from_proto
+from flwr.common.serde import context_from_proto, run_from_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
@@ -56,7 +59,6 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
     ObjectPushError,
     inflate_object_from_contents,
 )
@@ -73,7 +75,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from hushrec.errors import FederationError, ServerLostError
 from hushrec.federation.requests import Failure, NodeId
@@ -88,6 +90,9 @@ SILENT_SECONDS = 20.0
 TTL_MARGIN = 60.0
 ABANDONED_SECONDS = 600.0
 """What arrived of a reply that nobody asked for so long is dropped."""
+STALLED_SECONDS = 120.0
+"""A SuperNode that announced a message, and has nothing more of it after so long, is started anew.
+"""
 SHORTEST_HEARTBEAT = float(HEARTBEAT_MIN_INTERVAL)
 UNUSED = TaskType.CONNECTOR
 """Tasks that no federation has."""
@@ -95,6 +100,8 @@ KEY_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
 """Header of a node's requests with its public key, in base64."""
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 Result = TypeVar("Result")
+Acquire = Callable[[], tuple[str, int] | None]
+"""Returns token and run of a waiting task, or None."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +134,7 @@ class RuntimeEndpoint:
         return False
 
     @contextmanager
-    def tasks(self, kind: TaskType) -> Iterator[Callable[[], tuple[str, int] | None]]:
+    def tasks(self, kind: TaskType) -> Iterator[Acquire]:
         """Give a function that returns token and run of a waiting task, or None."""
         sign = SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods={ACQUIRE})
         # One connection for all polls: opening one costs more than a poll.
@@ -364,35 +371,48 @@ def answer_messages(
         reply = answer(received if isinstance(received, bytes) else b"")
         return Message(_wrap(reply), reply_to=message)
 
-    heard = time.monotonic()
+    heard, task = time.monotonic(), None
     with endpoint.tasks(TaskType.CLIENT_APP) as acquire:
         while goes_on():
             try:
-                task = acquire()
+                task = task or acquire()
             except httpx.HTTPError:
                 if time.monotonic() - heard > SILENT_SECONDS:
                     return "does not answer"
                 time.sleep(POLL_SECONDS)
                 continue
-            heard = time.monotonic()
             if task is None:
                 time.sleep(POLL_SECONDS)
-            elif not _answer_one(endpoint, task[0], app):
-                return "did not take a reply"
+            else:
+                try:
+                    task = _answer_one(endpoint, task[0], app, acquire)
+                except _StuckError as error:
+                    return str(error)
             heard = time.monotonic()
     return "ended"
 
 
-def _answer_one(endpoint: RuntimeEndpoint, token: str, app: ClientApp) -> bool:
-    """Answer the message of a task; return False if the SuperNode did not take the reply, and waits
-    for it now."""
+class _StuckError(Exception):
+    """A SuperNode waits for something that will not come."""
+
+
+def _answer_one(
+    endpoint: RuntimeEndpoint, token: str, app: ClientApp, acquire: Acquire
+) -> tuple[str, int] | None:
+    """Answer the message of a task; return the next task, if there is one already."""
     client = endpoint.client(RuntimeTokenHttpInterceptor(token))
     heartbeats = HeartbeatSender(_heartbeat(client))
     heartbeats.start()
-    context, ended = None, SubStatus.FAILED
+    context, ended, following = None, SubStatus.FAILED, None
     try:
         # The app's code, which comes with the task, is dropped unread.
-        message, context, _, _ = pull_task_input(client)
+        task = client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
+        TaskIdentity.node_id = task.context.node_id
+        context = context_from_proto(task.context)
+        message, following = _pull_message(client, context, acquire)
+        if message is None:
+            return following
         try:
             reply = app(message, context)
         except Exception as error:  # no message may end a node
@@ -402,15 +422,52 @@ def _answer_one(endpoint: RuntimeEndpoint, token: str, app: ClientApp) -> bool:
         try:
             push_message(client, reply, context)
         except Exception:  # whatever it was, the SuperNode has not got the whole reply
-            return False
+            raise _StuckError("did not take a reply") from None
         ended = SubStatus.COMPLETED
-    except (httpx.HTTPError, RuntimeError, ObjectPullError):
-        pass  # the task is over, or its message never came: the SuperNode says so to the server
+    except httpx.HTTPError:
+        pass  # the task is over: the SuperNode says so to the server
     finally:
         heartbeats._stop_event.set()
         push_task_output(client, context, ended, "")
         client.close()
-    return True
+    return following
+
+
+def _pull_message(
+    client: RuntimeHttpClient, context: Context, acquire: Acquire
+) -> tuple[Message | None, tuple[str, int] | None]:
+    """Wait for the message of a task, which the SuperNode announces before it has it; give it up
+    for the next task, which shows that the SuperNode has given it up."""
+    listed = client.PullMessages(PullAppMessagesRequest())
+    if not listed.message_object_trees:
+        return None, None
+    tree, contents = listed.message_object_trees[0], dict[str, bytes]()
+    missing = list(dict.fromkeys(each.object_id for each in iterate_object_tree(tree)))
+    node, heard = Node(node_id=context.node_id), time.monotonic()
+    while missing:
+        request = PullObjectRequest(node=node, run_id=context.run_id, object_id=missing[0])
+        found = client.PullObject(request)
+        if not found.object_found:
+            return None, None
+        if found.object_available:
+            contents[missing.pop(0)], heard = found.object_content, time.monotonic()
+            continue
+        following = acquire()
+        if following is not None:
+            return None, following
+        if time.monotonic() - heard > STALLED_SECONDS:
+            raise _StuckError("announced a message that did not come")
+        time.sleep(POLL_SECONDS)
+    client.ConfirmMessageReceived(
+        ConfirmMessageReceivedRequest(
+            node=node, run_id=context.run_id, message_object_id=tree.object_id
+        )
+    )
+    message = inflate_object_from_contents(tree.object_id, contents)
+    if not isinstance(message, Message):
+        return None, None
+    message.metadata.__dict__["_message_id"] = tree.object_id
+    return message, None
 
 
 # ------------------------------------------------------------ both
