@@ -7,8 +7,7 @@ manager does. A run that was interrupted is continued with ``--resume``.
 from __future__ import annotations
 
 import json
-import os
-import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,7 +29,7 @@ from hushrec.deployment.coordinator.session import EventLine, EventLog
 from hushrec.deployment.flower.processes import MARK, Processes
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
-from hushrec.deployment.provisioning import ServerConfig
+from hushrec.deployment.provisioning import NodeConfig, ServerConfig
 from hushrec.federation.experiment import parse_settings
 
 FINAL = "checkpoint/final/selected-shared.safetensors"
@@ -50,6 +49,7 @@ class Party:
         self.words, self.log = [str(word) for word in words], log
         self.stopping, self.starts = threading.Event(), 0
         self.process: subprocess.Popen[bytes] | None = None
+        log.touch()
         self.keeper = threading.Thread(target=self._keep, daemon=True)
         self.keeper.start()
 
@@ -73,6 +73,47 @@ class Party:
             self.process.wait(60)
 
 
+class Relay:
+    """A link that can be cut: nothing passes, and nobody is told."""
+
+    def __init__(self, port: int) -> None:
+        """``port`` is the server's."""
+        self.target, self.whole = port, threading.Event()
+        self.whole.set()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self.listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self, seconds: float) -> None:
+        """Cut the link for a while."""
+        self.whole.clear()
+        timer = threading.Timer(seconds, self.whole.set)
+        timer.daemon = True
+        timer.start()
+
+    def _accept(self) -> None:
+        while True:
+            inner, _ = self.listener.accept()
+            with suppress(OSError):
+                outer = socket.create_connection(("127.0.0.1", self.target), timeout=600)
+                inner.settimeout(600)
+                for pair in ((inner, outer), (outer, inner)):
+                    threading.Thread(target=self._copy, args=pair, daemon=True).start()
+
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                data = source.recv(2**16)
+                self.whole.wait()
+                if not data:
+                    break
+                sink.sendall(data)
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
 @dataclass
 class Outcome:
     """How a run ended."""
@@ -82,8 +123,6 @@ class Outcome:
     summary: dict[str, Any]
     events: list[EventLine]
     said: str
-    slowest_end: float = 0.0
-    """The longest that the command took to end after the server was gone."""
 
     @property
     def missed(self) -> set[str]:
@@ -113,7 +152,14 @@ class Federation:
         config.model_copy(update={"policy": patient}).write(self.top / "server")
         self.server = Party([*HUSHREC, "server", self.top / "server"], self.top / "server.log")
         names = sorted(path.name for path in (self.top / "nodes").iterdir())
+        self.relays = {name: Relay(config.port) for name in names}
+        for name, relay in self.relays.items():
+            folder = self.top / "nodes" / name
+            node = NodeConfig.read(folder)
+            node.model_copy(update={"server": f"localhost:{relay.port}"}).write(folder)
         self.parties = {name: self.start(name) for name in names}
+        while "listening" not in self.server.log.read_text():
+            time.sleep(PAUSE)
         return self
 
     def start(self, name: str) -> Party:
@@ -249,8 +295,3 @@ class Federation:
                 runs = NodeRuns(store)
                 found |= set(runs.uploads(runs.status()["id"]).values())
         return found
-
-
-def term(process: psutil.Process) -> None:
-    """Send a TERM."""
-    os.kill(process.pid, signal.SIGTERM)

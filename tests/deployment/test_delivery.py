@@ -113,9 +113,7 @@ def test_who_connects_again_is_asked_again_at_once(tmp_path):
     assert run.train(link).test == whole.test
     again = [line.why for line in lines if line.event == "no answer" and line.node == "node-3"]
     assert again == ["it has connected again; asked again"]
-    assert max(at for _, at, request in link.sent if trains(request)) < 60, (
-        "at once"
-    )
+    assert max(at for _, at, request in link.sent if trains(request)) < 60, "at once"
 
 
 def test_a_lost_message_is_sent_again_when_nothing_comes(tmp_path):
