@@ -28,6 +28,7 @@ def test_units_start_a_command_that_exists_and_let_it_end(name):
     assert CliRunner().invoke(main, [*words, "--help"]).exit_code == 0
     assert service["ReadWritePaths"] == folder
     assert int(service["TimeoutStopSec"]) > 2 * END_SECONDS
+    assert (service["Restart"], unit["Unit"]["StartLimitIntervalSec"]) == ("always", "0")
 
 
 def test_the_compose_file_uses_commands_and_folders_that_exist():
