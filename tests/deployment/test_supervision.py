@@ -1,7 +1,10 @@
 """Supervisors of Flower's programs: who gets in, what is started anew, and what stays on a disk."""
 
+import os
 import shutil
+import signal
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -11,9 +14,9 @@ from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 
 from hushrec.cli.federate import ExperimentOptions, make_rehearsal
 from hushrec.deployment import provisioning
-from hushrec.deployment.flower import processes, programs, transport
+from hushrec.deployment.flower import gate, processes, programs, transport
+from hushrec.deployment.flower.gate import Gate, Refused
 from hushrec.deployment.flower.processes import Processes, free_port
-from hushrec.deployment.flower.transport import Gate, Refused
 from hushrec.deployment.make import renew_server
 from hushrec.deployment.provisioning import NodeFolder, ServerFolder
 from hushrec.errors import RunError
@@ -90,12 +93,12 @@ def test_what_waiting_does_not_help_against_is_said_at_once(made, refused, why):
 
 def test_refusals_are_told_apart_by_their_status():
     def refused(status, **headers):
-        return transport._refused(SimpleNamespace(status_code=status, headers=headers)).reason
+        return gate._refused(SimpleNamespace(status_code=status, headers=headers)).reason
 
     assert [refused(code) for code in (403, 412, 401, 503)] == [
         *("unknown key", "connected", "clock", "other")
     ]
-    ahead = transport._refused(
+    ahead = gate._refused(
         SimpleNamespace(status_code=401, headers={"date": "Thu, 01 Jan 2026 00:00:00 GMT"})
     )
     assert ahead.reason == "clock" and ahead.detail.endswith(" s")
@@ -103,8 +106,8 @@ def test_refusals_are_told_apart_by_their_status():
 
 def test_a_server_that_is_not_there_is_unreachable(made):
     folder = NodeFolder.open(made / "nodes" / "node-1")
-    gate = Gate(f"localhost:{free_port()}", folder.authority, folder.key.read_bytes())
-    assert gate.try_key().reason == "unreachable"
+    door = Gate(f"localhost:{free_port()}", folder.authority, folder.key.read_bytes())
+    assert door.try_key().reason == "unreachable"
 
 
 COUNTS_TERMS = """
@@ -129,6 +132,17 @@ def test_a_program_gets_one_term_and_says_goodbye(tmp_path):
         program = started.start("polite", [sys.executable, "-c", COUNTS_TERMS])
         program.wait_until(lambda: "ready" in program.output(), 20)
     assert program.output().split("\n") == ["ready", "TERM 1", "said goodbye", ""]
+
+
+def test_a_term_that_comes_while_a_program_is_stopped_is_not_lost(tmp_path):
+    """A supervisor that starts its program anew has to end when it is told to meanwhile."""
+    with pytest.raises(KeyboardInterrupt), Processes(tmp_path, {}) as started:
+        program = started.start("polite", [sys.executable, "-c", COUNTS_TERMS])
+        program.wait_until(lambda: "ready" in program.output(), 20)
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        started.stop()
+        raise AssertionError("it went on")
+    assert "said goodbye" in program.output(), "and the program ended as it should"
 
 
 def test_a_long_log_is_moved_aside(tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hushrec.deployment.coordinator.run import EVENT_COUNTERS, Status
-from hushrec.deployment.flower.transport import KEY_HEADER
+from hushrec.deployment.flower.gate import KEY_HEADER
 from hushrec.errors import RunError
 
 FLEET_API = re.compile(rb"/v1/fleet/[a-z-]+")

@@ -122,15 +122,19 @@ class Processes:
         return program
 
     def stop(self) -> None:
-        """Send TERM to all processes, then KILL to those that are left; signals are ignored."""
+        """Send TERM to all processes, then KILL to those that are left; a signal that comes
+        meanwhile is heeded afterwards."""
         in_main = threading.current_thread() is threading.main_thread()  # others handle no signals
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if in_main else ()
-        with handling(signals, signal.SIG_IGN):
+        came = list[int]()
+        with handling(signals, lambda number, frame: came.append(number)):
             self._signal(signal.SIGTERM)
             if not self._wait(END_SECONDS):
                 self._signal(signal.SIGKILL)
                 self._wait(END_SECONDS)
             self.programs.clear()
+        for number in came[:1]:
+            signal.raise_signal(number)
 
     def remaining(self) -> set[int]:
         """Return the ids of all running processes that were started here, descendants included."""

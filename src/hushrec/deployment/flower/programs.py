@@ -32,15 +32,13 @@ from typing import Any, NoReturn
 
 import tomli_w
 
+from hushrec.deployment.flower.gate import Gate, Refused, shown_key
 from hushrec.deployment.flower.gateway import ProxySettings, Traffic, reverse_proxy
 from hushrec.deployment.flower.processes import POLL_SECONDS, Processes, Program, free_port
 from hushrec.deployment.flower.transport import (
     SILENT_SECONDS,
-    Gate,
-    Refused,
     RuntimeEndpoint,
     answer_messages,
-    shown_key,
     take_task,
 )
 from hushrec.deployment.provisioning import NodeFolder, ServerFolder, read_secret
@@ -219,6 +217,7 @@ def run_node(
 ) -> NoReturn:
     """Run a node forever. Its SuperNode is started anew whenever it ended, does nothing, or did not
     take a reply. ``answer`` maps a request to a reply."""
+    program("flower-supernode")  # before the server is asked
     gate = Gate(folder.config.server, folder.authority, read_secret(folder.key))
     work = folder.path / "run"
     with _only_one(work):

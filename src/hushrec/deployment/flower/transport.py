@@ -1,4 +1,4 @@
-"""Messages over Flower: the only module that imports it.
+"""Messages over Flower; beside `gate` the only module that imports it.
 
 SuperLink and SuperNodes carry the messages (`programs` starts them). Flower's own way is to start a
 process for each message, on a node with the code that the server sent. Here hushrec's process takes
@@ -26,26 +26,16 @@ What Flower 1.41 does when something fails, and what is done about it here and i
 from __future__ import annotations
 
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import httpx
-from cryptography.hazmat.primitives.asymmetric.ec import (
-    EllipticCurvePrivateKey,
-    EllipticCurvePublicKey,
-)
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, ErrorCode, SubStatus
+from flwr.common.constant import ErrorCode, SubStatus
 from flwr.common.serde import context_from_proto, run_from_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
@@ -55,7 +45,7 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TaskType
+from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import (
@@ -67,14 +57,11 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import RetryInvoker, constant
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from hushrec.errors import FederationError, ServerLostError
@@ -93,11 +80,8 @@ ABANDONED_SECONDS = 600.0
 STALLED_SECONDS = 120.0
 """A SuperNode that announced a message, and has nothing more of it after so long, is started anew.
 """
-SHORTEST_HEARTBEAT = float(HEARTBEAT_MIN_INTERVAL)
 UNUSED = TaskType.CONNECTOR
 """Tasks that no federation has."""
-KEY_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
-"""Header of a node's requests with its public key, in base64."""
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 Result = TypeVar("Result")
 Acquire = Callable[[], tuple[str, int] | None]
@@ -289,68 +273,6 @@ def take_task(endpoint: RuntimeEndpoint, run_id: int, seconds: float) -> str:
 
 
 # ------------------------------------------------------------ node
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Why a node did not get in."""
-
-    reason: Literal["unreachable", "certificate", "unknown key", "connected", "clock", "other"]
-    detail: str = ""
-
-
-class Gate:
-    """A node's way in to the server, tried before its SuperNode goes through it."""
-
-    def __init__(self, address: str, authority: Path, key: bytes) -> None:
-        """``key`` is the node's private key, in OpenSSH format."""
-        private = load_ssh_private_key(key, None)
-        assert isinstance(private, EllipticCurvePrivateKey), "as provisioned"
-        self.public = public_key_to_bytes(private.public_key())
-        signed = NodeAuthHttpInterceptor(private, private.public_key())
-        version = RuntimeVersionHttpInterceptor(component_name="hushrec")
-        self.client = FleetHttpClient.from_server_address(
-            address, False, str(authority), [version, signed]
-        )
-        self.client._client.timeout = httpx.Timeout(CALL_SECONDS)
-
-    def leave(self, node: int) -> None:
-        """End the connection of this node, if the server counts one."""
-        with suppress(httpx.HTTPError):
-            self.client.DeactivateNode(DeactivateNodeRequest(node_id=node))
-
-    def try_key(self) -> int | Refused:
-        """Connect, and leave again; return Flower's id of this node, or why it was refused."""
-        request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=SHORTEST_HEARTBEAT)
-        try:
-            node = int(self.client.ActivateNode(request).node_id)
-        except httpx.HTTPStatusError as error:
-            return _refused(error.response)
-        except httpx.TransportError as error:
-            wrong = "CERTIFICATE_VERIFY_FAILED" in str(error)
-            return Refused("certificate" if wrong else "unreachable", str(error))
-        self.leave(node)
-        return node
-
-
-def shown_key(public: bytes) -> bytes:
-    """Return a node's public key, which is in OpenSSH format, as the node's requests show it."""
-    key = load_ssh_public_key(public)
-    assert isinstance(key, EllipticCurvePublicKey), "as provisioned"
-    return b64encode(public_key_to_bytes(key))
-
-
-def _refused(response: httpx.Response) -> Refused:
-    if response.status_code == httpx.codes.FORBIDDEN:
-        return Refused("unknown key")
-    if response.status_code == httpx.codes.PRECONDITION_FAILED:
-        return Refused("connected")
-    if response.status_code == httpx.codes.UNAUTHORIZED:
-        with suppress(TypeError, ValueError):
-            theirs = parsedate_to_datetime(response.headers.get("date"))
-            return Refused("clock", f"{(datetime.now(UTC) - theirs).total_seconds():+.0f} s")
-        return Refused("clock")
-    return Refused("other", f"HTTP {response.status_code}")
 
 
 def answer_messages(
