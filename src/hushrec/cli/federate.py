@@ -12,7 +12,6 @@ import click
 from rich.live import Live
 
 from hushrec.cli.display import (
-    EventPrinter,
     forecast_lines,
     print_default_method,
     status_table,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from hushrec.cli.display import interrupt_callback, print_event, training_display
+from hushrec.cli.display import EventPrinter, interrupt_callback, training_display
 from hushrec.cli.terminal import echo_err
 from hushrec.deployment.coordinator import run as runs
 from hushrec.deployment.coordinator.session import EventLog
@@ -41,7 +41,7 @@ def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[Summar
         token, endpoint, node_ids = begin_run(server)
         run = replace(run, node_ids=node_ids)
         if not quiet:
-            run = replace(run, events=EventLog(run.folder.path / runs.EVENTS, print_event))
+            run = replace(run, events=EventLog(run.folder.path / runs.EVENTS, EventPrinter()))
             echo_err(f"waiting for {server.config.policy.nodes} nodes")
         try:
             return _train(run, endpoint, token, quiet=quiet), run.folder.path

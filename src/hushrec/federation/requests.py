@@ -325,6 +325,7 @@ class Link(Protocol):
     def now(self) -> float:
         """Return the seconds of a clock that `wait` advances."""
 
+
 # ------------------------------------------------------------ what a run's log says of them
 
 

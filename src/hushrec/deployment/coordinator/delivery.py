@@ -47,6 +47,7 @@ class Arrival:
     name: str
     answer: bytes | Failure
     sent_bytes: int = 0
+    """Of the sending that the reply, or the failure, belongs to."""
     sendings: int = 0
     """How often the request was sent."""
 
@@ -99,7 +100,7 @@ class Delivery:
             if isinstance(answer, Failure):
                 found.tickets.remove(ticket)
                 found.due = min(found.due, self._after_failure(found))
-                yield Arrival(name, answer)
+                yield Arrival(name, answer, found.size)
                 continue
             del self.requests[name]
             yield Arrival(name, answer, found.size, found.sendings)
@@ -135,7 +136,7 @@ class Delivery:
             yield from self._miss(name, request)
             return
         if why and request.connection != AWAY:
-            yield Arrival(name, Failure(why))
+            yield Arrival(name, Failure(why), request.size)
         request.tickets.append(ticket)
         request.connection, request.due = connection, now + request.quiet
         request.sendings, request.size = request.sendings + 1, len(encoded)
