@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,25 +60,28 @@ class PipeLink:
     def __init__(self, wires: Mapping[NodeId, Connection]) -> None:
         self.wires = dict(wires)
 
-    def present(self) -> list[NodeId]:
+    def present(self) -> dict[NodeId, str]:
         """Return all nodes."""
-        return list(self.wires)
+        return dict.fromkeys(self.wires, "pipe")
 
-    def ask(
-        self, requests: Mapping[NodeId, bytes], seconds: float
-    ) -> Iterator[tuple[NodeId, bytes | Failure]]:
-        """Send the requests, and yield the replies as they come."""
-        waiting = {self.wires[node]: node for node in requests}
-        for node, request in requests.items():
-            self.wires[node].send_bytes(request)
-        while waiting:
-            for wire in wait(list(waiting)):
-                assert isinstance(wire, Connection), "of ours"
-                yield waiting.pop(wire), wire.recv_bytes()
+    def send(self, node: NodeId, request: bytes, seconds: float) -> str | None:
+        """Send a request; a node has one at a time."""
+        self.wires[node].send_bytes(request)
+        return node
+
+    def receive(self, tickets: Sequence[str]) -> Iterator[tuple[str, bytes | Failure]]:
+        """Yield the replies that are there."""
+        for node in tickets:
+            if self.wires[node].poll():
+                yield node, self.wires[node].recv_bytes()
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
-        time.sleep(seconds)
+        """Wait for a reply, if there is none before."""
+        wait(list(self.wires.values()), seconds)
+
+    def now(self) -> float:
+        """Return the time of this machine."""
+        return time.monotonic()
 
 
 def deal_out(
@@ -104,7 +107,9 @@ def coordinate(
 ) -> None:
     """Sum the first round as the coordinator; send what was measured, and the sum."""
     experiment, names = contract.experiment, list(partition)
-    policy = Policy(nodes=len(names), min_nodes=len(names), retries=0, round_seconds=3000.0)
+    policy = Policy(
+        nodes=len(names), min_nodes=len(names), resend_seconds=3000.0, round_seconds=3000.0
+    )
     session = Session(contract, "run", PipeLink(wires), policy, EventLog(folder / "events"))
     roster = Roster.of("run", experiment, session.gather(), partition)
     setup = set_up_public(

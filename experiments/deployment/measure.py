@@ -6,6 +6,8 @@ python experiments/deployment/measure.py many        # 20 nodes on one machine
 python experiments/deployment/measure.py soak        # 50 rounds, a node killed every 3 of them
 python experiments/deployment/measure.py default     # ML-1M, fedmix untouched: bits, time, memory
 python experiments/deployment/measure.py default --secure
+python experiments/deployment/measure.py faults      # each fault by itself, in one federation
+python experiments/deployment/measure.py random      # 40 random faults in a run of 12 rounds
 """
 
 import json
@@ -16,18 +18,22 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 import numpy as np
+from faults import Federation
 from safetensors.numpy import load_file
 
 from hushrec import train
 from hushrec.cli.federate import ExperimentOptions, make_rehearsal, train_on
 from hushrec.deployment.coordinator.run import newest_run, status_of
-from hushrec.deployment.flower.programs import Processes, federation_running, start_node
+from hushrec.deployment.flower.processes import Processes
+from hushrec.deployment.flower.programs import federation_running, start_node
 from hushrec.federation.experiment import parse_settings
 from hushrec.runs.folder import RunFolder
 
@@ -298,6 +304,91 @@ def default(secure, data, nodes):
         np.array_equal(model[key], alone[key]) for key in alone
     )
     keep("default", {f"{data}, {nodes} nodes, {'secure' if secure else 'in the clear'}": found})
+
+
+def fault_table(federation):
+    """Faults of a federation, by what they are called."""
+    return {
+        "nothing": lambda: None,
+        "kill -9 of a node": lambda: federation.kill("node-1"),
+        "kill -9 of a SuperNode": lambda: federation.kill_program("node-2"),
+        "kill -9 of the SuperLink": lambda: federation.kill_program("server"),
+        "kill -9 of the server's supervisor": lambda: federation.kill("server"),
+        "kill -9 of federate run": lambda: "run",
+        "a node stopped for 60 s": lambda: federation.freeze("node-3", 60.0),
+        "a node stopped for 90 s": lambda: federation.freeze("node-1", 90.0),
+        "a SuperNode stopped for 90 s": lambda: federation.freeze("node-2", 90.0, whole=False),
+        "the SuperLink stopped for 60 s": lambda: federation.freeze("server", 60.0, whole=False),
+        "a link cut for 60 s": lambda: federation.relays["node-3"].cut(60.0),
+        "a link cut for 90 s": lambda: federation.relays["node-1"].cut(90.0),
+    }
+
+
+def outcome_of(federation, outcome):
+    """What is kept of a run with faults."""
+    return {
+        "seconds": round(outcome.seconds, 1),
+        "resumed_by_hand": outcome.resumes,
+        "missed": sorted(outcome.missed),
+        "same_bits": federation.same_bits(),
+        "uploads_charged": sorted(federation.uploads()),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+@main.command()
+@click.option("--only", multiple=True, help="One of the faults; repeatable.")
+def faults(only):
+    """Play each fault in the second round of a run of four, with a deadline of 300 s."""
+    with (
+        TemporaryDirectory(prefix="hushrec-") as place,
+        Federation(Path(place) / "f", rounds=4, policy={"round_seconds": 300.0}) as federation,
+    ):
+        for name, fault in fault_table(federation).items():
+            if not only or name in only:
+                outcome = federation.run([(1, fault)])
+                keep("faults", {name: outcome_of(federation, outcome)})
+
+
+@main.command("random")
+@click.option("--seeds", default=3, show_default=True)
+@click.option("--first", default=0, show_default=True, help="First seed.")
+@click.option("--secure/--clear", default=False)
+@click.option("--count", default=40, show_default=True)
+@click.option("--rounds", default=12, show_default=True)
+def random_faults(seeds, first, secure, count, rounds):
+    """Play random faults in one run, each a random time after a random round."""
+    for seed in range(first, first + seeds):
+        with (
+            TemporaryDirectory(prefix="hushrec-") as place,
+            Federation(
+                Path(place) / "f",
+                nodes=4 if secure else 3,
+                rounds=rounds,
+                secure=secure,
+                policy={"round_seconds": 300.0},
+            ) as federation,
+        ):
+            drawn, played = random.Random(seed), []
+            table = fault_table(federation)
+
+            def play(name, wait, table=table, played=played):
+                time.sleep(wait)
+                played.append(name)
+                return table[name]()
+
+            names = [name for name in table if name != "nothing"]
+            moments = sorted(drawn.randrange(rounds) for _ in range(count))
+            planned = [
+                (moment, partial(play, drawn.choice(names), drawn.uniform(0, 5)))
+                for moment in moments
+            ]
+            outcome = federation.run(planned, seconds=4 * 3600)
+            found = {**outcome_of(federation, outcome), "played": dict(Counter(played))}
+            what = (
+                f"{count} faults, {rounds} rounds, {'secure' if secure else 'clear'}, seed {seed}"
+            )
+            keep("random faults", {what: found})
 
 
 if __name__ == "__main__":

@@ -125,6 +125,14 @@ class FederationError(HushrecError):
     """Too few nodes take part for a run to start or to continue."""
 
 
+class StartingError(RunError):
+    """The server is not ready yet."""
+
+
+class ServerLostError(FederationError):
+    """The server of a run does not answer, or was started anew."""
+
+
 class StoppedError(HushrecError):
     """The user interrupted the run; completed rounds are saved."""
 

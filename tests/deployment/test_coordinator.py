@@ -3,7 +3,6 @@
 import json
 import time
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from hushrec.cli import main
 from hushrec.deployment.coordinator.planning import LinkRates, Policy, allowed_seconds, forecast
 from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run, status_of
 from hushrec.deployment.coordinator.session import EventLine, EventLog
-from hushrec.deployment.flower import transport
 from hushrec.deployment.flower.gateway import StatusCollector
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
@@ -30,7 +28,7 @@ from hushrec.errors import ConfigError, FederationError, RunError, StoppedError
 from hushrec.federation import setup
 from hushrec.federation.contract import Catalogue, Contract, NodeRegistry, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
-from hushrec.federation.requests import Failure, TrainRequest
+from hushrec.federation.requests import TrainRequest
 from hushrec.io.codec import kind_of
 from hushrec.reporting.html import write_federated_report
 from hushrec.runs.folder import RunFolder
@@ -284,9 +282,10 @@ class Hurried(MemoryLink):
         super().__init__(nodes)
         self.seconds = []
 
-    def ask(self, requests, seconds):
-        self.seconds.append(seconds)
-        return super().ask(requests, seconds)
+    def send(self, node, request, seconds):
+        if node == "node-1":
+            self.seconds.append(seconds)
+        return super().send(node, request, seconds)
 
 
 def test_the_deadline_of_a_round_is_that_of_its_phase(tmp_path):
@@ -333,7 +332,7 @@ def test_a_node_that_was_slow_once_has_time_to_be_slow_again(tmp_path):
     """The deadline follows what a node needed; who is slower still is told which key to raise."""
     begin, lossy = rehearsal(tmp_path / "f", taste_world(), "pfedrec", {"evaluation.every": 9})
     link, told = Hurried(lossy.link().nodes), []
-    run = begin(round_seconds=0.2, first_round_factor=100.0, slowest_factor=50.0, retries=0)
+    run = begin(round_seconds=0.2, first_round_factor=100.0, slowest_factor=50.0)
     run = replace(run, events=EventLog(run.folder.path / "events.jsonl", told.append))
     answer = link.nodes["node-1"]
 
@@ -348,38 +347,28 @@ def test_a_node_that_was_slow_once_has_time_to_be_slow_again(tmp_path):
     assert all(line.seconds >= 0.3 for line in told if line.event == "answered" and line.round)
     begin, lossy = rehearsal(tmp_path / "g", taste_world(), "pfedrec")
     lossy.lose |= {("node-1", number) for number in range(2, 99)}
-    run = begin(retries=0)
+    run = begin(backoff_seconds=1e9)
     run = replace(run, events=EventLog(run.folder.path / "events.jsonl", told.append))
     run.train(lossy.link())
     why = next(line.why for line in told if line.event == "sat out")
     assert why == "no answer in 900 s; policy.phase_seconds.'train' gives it more"
 
 
-class Grid:
-    """Two nodes on a grid, whose replies wait to be pulled."""
+def test_a_reply_that_arrived_while_another_was_read_is_in_time(tmp_path):
+    """The coordinator reads the first reply until the deadline is over; the second was there."""
+    begin, lossy = rehearsal(tmp_path / "f", taste_world(), "pfedrec", rounds=1)
+    run, link = begin(first_round_factor=1.0, round_seconds=20.0), lossy.link()
+    plain = link.receive
 
-    def __init__(self):
-        self.sent = []
+    def slowly(tickets):
+        for found in plain(tickets):
+            link.wait(30.0)
+            yield found
 
-    def push_messages(self, messages):
-        self.sent += messages
-        return [f"message {len(self.sent)}"]
-
-    def pull_messages(self, numbers):
-        number = numbers[0]
-        answered = SimpleNamespace(reply_to_message_id=number)
-        reply = SimpleNamespace(metadata=answered, content=transport._wrap(number.encode()))
-        reply.has_error = lambda: False
-        return [reply]
-
-
-def test_a_reply_that_arrived_while_another_was_read_is_in_time(monkeypatch):
-    monkeypatch.setattr(transport, "Message", lambda *about, **more: about)
-    found = []
-    for node, answer in transport.GridLink(Grid()).ask({"1": b"request", "2": b"request"}, 0.05):
-        found.append((node, answer))
-        time.sleep(0.1)
-    assert found == [("1", b"message 1"), ("2", b"message 2")]
+    link.receive = slowly
+    run.train(link)
+    status = status_of(newest_run(tmp_path / "f" / "runs"))
+    assert all(node.answered >= 3 and not node.sat_out for node in status.nodes.values())
 
 
 def test_a_request_is_encoded_when_it_is_sent(tmp_path, monkeypatch):
@@ -471,7 +460,7 @@ def test_too_few_nodes_stop_the_run_and_nothing_is_lost(tmp_path):
     for name in ("node-1", "node-2"):
         lossy.lose |= {(name, number) for number in range(4, 10)}
     with pytest.raises(FederationError, match=r"2 are needed.*--resume"):
-        begin(retries=1).train(lossy.link())
+        begin(backoff_seconds=1e9).train(lossy.link())
     lossy.lose = set()
     assert begin(resume=True).train(lossy.link()).test == whole.test
 
@@ -655,7 +644,10 @@ def test_an_undeclared_list_cannot_be_agreed_on():
 
 def test_a_failure_is_no_answer():
     link = MemoryLink({"a": lambda data: data})
-    assert dict(link.ask({"a": b"1", "b": b"2"}, 1.0)) == {"a": b"1", "b": Failure("not connected")}
+    assert link.send("b", b"2", 1.0) is None, "not connected"
+    tickets = [link.send("a", b"1", 1.0)]
+    assert [answer for _, answer in link.receive(tickets)] == [b"1"]
+    assert list(link.receive(tickets)) == [], "a reply is received once"
 
 
 @pytest.mark.parametrize("secure", [None, SecureSums()])

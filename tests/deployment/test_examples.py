@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from hushrec.cli import main
 from hushrec.deployment.flower import programs
-from hushrec.deployment.flower.programs import END_SECONDS
+from hushrec.deployment.flower.processes import END_SECONDS
 from hushrec.errors import MissingExtraError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "deployment"
@@ -28,6 +28,7 @@ def test_units_start_a_command_that_exists_and_let_it_end(name):
     assert CliRunner().invoke(main, [*words, "--help"]).exit_code == 0
     assert service["ReadWritePaths"] == folder
     assert int(service["TimeoutStopSec"]) > 2 * END_SECONDS
+    assert (service["Restart"], unit["Unit"]["StartLimitIntervalSec"]) == ("always", "0")
 
 
 def test_the_compose_file_uses_commands_and_folders_that_exist():

@@ -22,13 +22,8 @@ from hushrec.data.synthetic import demo
 from hushrec.deployment.coordinator.run import Status, newest_run, status_of
 from hushrec.deployment.coordinator.session import EventLog
 from hushrec.deployment.flower.gateway import metrics_served
-from hushrec.deployment.flower.programs import (
-    Processes,
-    begin_run,
-    free_port,
-    server_running,
-    start_node,
-)
+from hushrec.deployment.flower.processes import Processes, free_port
+from hushrec.deployment.flower.programs import begin_run, server_running, start_node
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
 from hushrec.deployment.provisioning import ServerConfig, ServerFolder

@@ -28,16 +28,15 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
+from hushrec.deployment.flower.processes import Processes, free_port
 from hushrec.deployment.flower.programs import (
     CONNECTION,
-    Processes,
     _environment,
     _supernode,
     flwr,
-    free_port,
-    node_running,
     program,
     server_running,
+    supernode_running,
 )
 from hushrec.deployment.make import FederationSpec, ServerAddress, make_federation
 from hushrec.deployment.provisioning import Authority, NodeFolder, ServerFolder, new_node_key
@@ -276,7 +275,7 @@ def test_the_same_folder_does_not_run_twice(made, running):
 
 def test_an_exception_leaves_nothing(made):
     shutil.copytree(made / "nodes" / "cleo", made / "again")
-    with pytest.raises(ZeroDivisionError), node_running(NodeFolder.open(made / "again")):
+    with pytest.raises(ZeroDivisionError), supernode_running(NodeFolder.open(made / "again")):
         assert started_in(made / "again")
         raise ZeroDivisionError
     assert not started_in(made / "again")

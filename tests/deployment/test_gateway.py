@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hushrec.deployment.flower import gateway
 from hushrec.deployment.flower.gateway import ProxySettings, forwarded_head, reverse_proxy
-from hushrec.deployment.flower.programs import free_port
+from hushrec.deployment.flower.processes import free_port
 from hushrec.deployment.provisioning import Authority
 from hushrec.errors import RunError
 from hushrec.io.files import write_bytes
@@ -66,7 +66,7 @@ def world(tmp_path_factory):
     shown.load_cert_chain(folder / "server.crt", folder / "server.key")
     trusting = ssl.create_default_context(cafile=folder / "ca.crt")
     inside = Inside(shown)
-    proxy = ProxySettings("127.0.0.1", free_port(), inside.port, shown, trusting)
+    proxy = ProxySettings("127.0.0.1", free_port(), inside.port, shown, trusting, {b"": "ada"})
     with reverse_proxy(proxy):
         yield proxy, inside, trusting
 
@@ -180,7 +180,7 @@ def test_what_is_forwarded_has_one_reading(noise):
     text = b"POST /v1/fleet/get-run HTTP/1.1\r\nHost: x\r\nContent-Length: 7\r\n" + noise
     head = (text + b"\r\n\r\n").partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
     try:
-        written, length = forwarded_head(head)
+        written, length, _ = forwarded_head(head)
     except gateway._RefusedError:
         return
     first, *lines = written.removesuffix(b"\r\n\r\n").split(b"\r\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hushrec.deployment.flower.programs import MARK, Processes, free_port
+from hushrec.deployment.flower.processes import MARK, Processes, free_port
 from hushrec.errors import RunError
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -26,7 +26,7 @@ SUPERVISOR = f"""
 import sys, time
 from pathlib import Path
 from hushrec.deployment.flower import programs as processes
-from hushrec.deployment.flower.programs import Processes, stopped_by_signals
+from hushrec.deployment.flower.processes import Processes, stopped_by_signals
 processes.END_SECONDS = 1.0
 with stopped_by_signals(), Processes(Path(sys.argv[1]), {{}}) as processes:
     processes.start("parent", [sys.executable, "-c", {PARENT!r}])
@@ -37,7 +37,7 @@ with stopped_by_signals(), Processes(Path(sys.argv[1]), {{}}) as processes:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("hushrec.deployment.flower.programs.END_SECONDS", 1.0)
+    monkeypatch.setattr("hushrec.deployment.flower.processes.END_SECONDS", 1.0)
 
 
 def runs(process):

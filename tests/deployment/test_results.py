@@ -54,7 +54,7 @@ def missing(tmp_path_factory):
 
     nodes = {name: lambda data, name=name: answer(name, data) for name in lossy.paths}
     told = []
-    run = begin(retries=1)
+    run = begin(backoff_seconds=1e9)
     run = replace(run, events=replace(run.events, echo=told.append))
     return folder, run.train(MemoryLink(nodes)), told
 
@@ -132,13 +132,12 @@ def test_status_says_whom_the_coordinator_waits_for(tmp_path):
     begin, lossy = rehearsal(tmp_path / "f", taste_world(), "fedmf", rounds=2)
     seen = []
 
-    def answer(name, message):
-        if kind_of(message) == "train" and name == "node-2":
+    def told(line):
+        if (line.event, line.to, line.node) == ("answered", "train", "node-1"):
             seen.append(status_of(newest_run(tmp_path / "f" / "runs")))
-        return lossy.answer(name, message)
 
-    nodes = {name: lambda data, name=name: answer(name, data) for name in lossy.paths}
-    begin().train(MemoryLink(nodes))
+    run = begin()
+    replace(run, events=replace(run.events, echo=told)).train(lossy.link())
     question = seen[0].question
     assert (question.to, question.round, question.waiting) == ("train", 1, ["node-2", "node-3"])
     words = question.words(datetime.now(UTC))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,15 +12,13 @@ import click
 from rich.live import Live
 
 from hushrec.cli.display import (
-    EventPrinter,
     forecast_lines,
-    interrupt_callback,
     print_default_method,
     status_table,
     status_tables,
-    training_display,
 )
 from hushrec.cli.node import backup_folder_command, restore_folder_command
+from hushrec.cli.operating import operate, train_on
 from hushrec.cli.options import (
     PATH,
     SEED,
@@ -39,21 +37,17 @@ from hushrec.data.partition import Deal
 from hushrec.data.reading import read_items
 from hushrec.deployment.coordinator import planning
 from hushrec.deployment.coordinator import run as runs
-from hushrec.deployment.coordinator.session import EventLog
 from hushrec.deployment.make import FederationSpec, ServerAddress, make_federation, renew_server
 from hushrec.deployment.node.database import ImportCounts, NodeDatabase
 from hushrec.deployment.node.training import recommend
 from hushrec.deployment.node.worker import Worker
 from hushrec.deployment.provisioning import NodeFolder, ServerConfig, ServerFolder
-from hushrec.errors import ConfigError, DataError, RunError, StoppedError
+from hushrec.errors import ConfigError, DataError, RunError
 from hushrec.federation.contract import Catalogue, Contract, SecureSums
 from hushrec.federation.experiment import ExperimentRequest, parse_settings
 from hushrec.reporting.tables import summary_lines
-from hushrec.runs.schema import Summary
 
 WATCH_SECONDS = 2.0
-TASK_SECONDS = 60.0
-"""Seconds that the SuperLink may take to hand out the task of a new run."""
 
 
 @click.group("federate")
@@ -153,7 +147,7 @@ def make_rehearsal(
     folder: Path, data: str, count: int, experiment: ExperimentOptions
 ) -> dict[str, ImportCounts | None]:
     """Make a federation of one data set's users, on a free port of this machine."""
-    from hushrec.deployment.flower.programs import free_port
+    from hushrec.deployment.flower.processes import free_port
 
     name, catalogue, rows = DataOptions(data, "random", None, ()).read()
     contract = experiment.contract(name, catalogue, count)
@@ -325,15 +319,20 @@ def plan_command(folder: Path, users: int | None, rates: planning.LinkRates, as_
 def server_command(folder: Path) -> None:
     """Run the server of a federation in the foreground, until Ctrl-C or a TERM.
 
-    Only nodes whose public keys are in SERVER/nodes may connect, over TLS. Logs are in SERVER/run.
+    Only nodes whose public keys are in SERVER/nodes may connect, over TLS. The SuperLink is started
+    anew when it does nothing. A node that was away at the end of the newest run gets the model when
+    it is back. Logs are in SERVER/run.
 
     \b
     hushrec federate server films/server
     """
     from hushrec.deployment.flower.gateway import metrics_served
-    from hushrec.deployment.flower.programs import server_running, stopped_by_signals
+    from hushrec.deployment.flower.processes import stopped_by_signals
+    from hushrec.deployment.flower.programs import server_running
 
     opened = ServerFolder.open(folder)
+    for sentence in opened.expiring:
+        echo_err(sentence)
 
     def newest_status() -> runs.Status | None:
         newest = runs.newest_run(opened.runs)
@@ -346,7 +345,7 @@ def server_command(folder: Path) -> None:
     ):
         at = f"{server.folder.config.listen}:{server.folder.config.port}"
         echo_err(f"listening at {at}; {len(server.node_ids)} nodes may connect; Ctrl-C stops")
-        server.watch()
+        operate(server)
     echo_err("stopped")
 
 
@@ -355,14 +354,18 @@ def server_command(folder: Path) -> None:
 def node_command(folder: Path) -> None:
     """Run a node of a federation in the foreground, until Ctrl-C or a TERM.
 
-    The node connects to the server, and connects again after a failure. Logs are in NODE/run.
+    The node connects to the server, and connects again after a failure; its SuperNode is started
+    anew when it does nothing. Logs are in NODE/run.
 
     \b
     hushrec federate node films/nodes/node-1
     """
-    from hushrec.deployment.flower.programs import run_node, stopped_by_signals
+    from hushrec.deployment.flower.processes import stopped_by_signals
+    from hushrec.deployment.flower.programs import run_node
 
     opened = NodeFolder.open(folder)
+    for sentence in opened.expiring:
+        echo_err(sentence)
     echo_err(f"{opened.config.name} connects to {opened.config.server}; Ctrl-C stops")
     with stopped_by_signals(), NodeDatabase.open(opened.store) as store:
         store.connection.require_sound()
@@ -391,31 +394,6 @@ def run_command(folder: Path, resume: bool, as_json: bool) -> None:
     exit_if_not_applied(summary)
 
 
-def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[Summary, Path]:
-    """Train with the nodes of a running server; return the summary and the run folder."""
-    from hushrec.deployment.flower.programs import begin_run
-    from hushrec.deployment.flower.transport import run_on_grid
-
-    policy = server.config.policy
-    run = runs.FederatedRun.open(
-        server.runs, server.contract, policy, server.partition, server.registered, resume=resume
-    )
-    number, endpoint, node_ids = begin_run(server)
-    run = replace(run, node_ids=node_ids)
-    if not quiet:
-        run = replace(run, events=EventLog(run.folder.path / runs.EVENTS, EventPrinter()))
-        echo_err(f"waiting for {policy.nodes} nodes")
-    try:
-        with training_display(quiet) as display, interrupt_callback() as stop:
-            summary = run_on_grid(
-                endpoint, number, TASK_SECONDS, lambda link: run.train(link, (display, stop))
-            )
-    except StoppedError as stopped:
-        command = f"hushrec federate run {server.path} --resume"
-        raise StoppedError(f"{stopped}; continue with: {command}") from None
-    return summary, run.folder.path
-
-
 @federate_commands.command("status")
 @click.argument("folder", metavar="SERVER", type=PATH)
 @click.option("--watch", is_flag=True, help="Refresh every two seconds, until Ctrl-C.")
@@ -434,7 +412,10 @@ def status_command(folder: Path, watch: bool, as_json: bool) -> None:
         raise RunError(f"{folder} has no run yet: 'hushrec federate run {folder}'")
     if as_json or not watch:
         status = runs.status_of(newest)
-        known = {"federation": config.federation, **asdict(status)}
+        expiring = ServerFolder(folder, config).expiring
+        for sentence in expiring:
+            echo_err(sentence)
+        known = {"federation": config.federation, "expiring": expiring, **asdict(status)}
         summary = newest.read_summary() if runs.is_finished(newest) else None
         if summary is None:
             show(as_json, known, *status_tables(status))
@@ -470,7 +451,8 @@ def rehearse_command(
     hushrec federate rehearse films --nodes 5 --data ml-100k --method pfedrec --rounds 10
     hushrec federate rehearse --nodes 4 --set privacy.mode=distributed --set privacy.epsilon=8
     """
-    from hushrec.deployment.flower.programs import federation_running, stopped_by_signals
+    from hushrec.deployment.flower.processes import stopped_by_signals
+    from hushrec.deployment.flower.programs import federation_running
 
     with stopped_by_signals(), ExitStack() as stack:
         top = folder or Path(stack.enter_context(TemporaryDirectory(prefix="hushrec-"))) / "demo"

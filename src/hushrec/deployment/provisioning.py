@@ -51,6 +51,8 @@ from hushrec.secagg.keys import KEY_BYTES, Identity
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 825
 """Validity of the server's certificate; some systems refuse a longer one."""
+NOTICE_DAYS = 30
+"""The end of a certificate is said so many days before."""
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 """Names that every server's certificate is valid for."""
 CONTRACT, AUTHORITY, PARTITION = "contract.hushrec", "ca.crt", "partition.json"
@@ -151,6 +153,16 @@ def require_valid(path: Path) -> None:
             f"{path} expired on {until:%Y-%m-%d}, so no node will connect; make a new one with "
             "'hushrec federate renew'"
         )
+
+
+def _expiring(path: Path, what_to_do: str) -> list[str]:
+    """Say when a certificate ends, if that is within `NOTICE_DAYS`."""
+    if not path.exists():
+        return []  # a status can be read where no server runs
+    until = read_certificate(path).not_valid_after_utc
+    if until > datetime.now(UTC) + timedelta(days=NOTICE_DAYS):
+        return []
+    return [f"{path} ends on {until:%Y-%m-%d}: {what_to_do}"]
 
 
 def is_address(host: str) -> bool:
@@ -285,6 +297,11 @@ class _Folder:
         return self.path / AUTHORITY
 
     @property
+    def expiring(self) -> list[str]:
+        """Sentences on certificates that end soon."""
+        return _expiring(self.authority, "make a new federation before, with 'federate init'")
+
+    @property
     def identities(self) -> Mapping[str, bytes]:
         """Public identities of all nodes, for secure aggregation."""
         stored, file, own = _Identities.read(self.path), self.path / _Identities.NAME, self.config
@@ -318,6 +335,12 @@ class ServerFolder(_Folder):
         if not folder.public_keys:
             raise ConfigError(f"{path / 'nodes'} has no public key of any node (NAME.pub)")
         return folder
+
+    @property
+    def expiring(self) -> list[str]:
+        """Sentences on certificates that end soon."""
+        renew = "make a new one with 'hushrec federate renew', and restart the server"
+        return [*super().expiring, *_expiring(self.certificate, renew)]
 
     @property
     def runs(self) -> Path:

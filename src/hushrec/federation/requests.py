@@ -2,7 +2,8 @@
 
 The coordinator invites a node, and requests training rounds and evaluations. A node answers with an
 `Enrolment`, with the exact sum of its clients' protected uploads (`federation.sums`), with an
-`EvaluationReply`, or with a `Refusal`. A node's answers hold sums over its clients and counts, and
+`EvaluationReply`, or with a `Refusal`. A node that was away at the end of a run is sent the model
+(`ModelDelivery`). A node's answers hold sums over its clients and counts, and
 neither name a user nor hold a parameter or an interaction of one.
 
 Every request carries the node's `Assignment`, so that a node which was away needs nothing else.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -233,6 +234,44 @@ class EvaluationReply(codec.Message, kind="evaluation-reply", most_bytes=8 * cod
         return evaluation
 
 
+@dataclass(frozen=True, eq=False)
+class ModelDelivery(codec.Message, kind="model"):
+    """The coordinator gives a node the model of a run that ended while the node was away."""
+
+    assignment: Assignment
+    round: codec.Count
+    selected: codec.Count
+    shared: bytes
+    """The download with the parameters that score, encoded: the same bytes for every node."""
+
+    @property
+    def as_evaluation(self) -> EvaluationRequest:
+        """The request with which the other nodes received the model."""
+        return EvaluationRequest(
+            self.assignment, self.round, "test", self.selected, True, self.shared
+        )
+
+    def validate(self) -> None:
+        """Refuse parameters that cannot be decoded."""
+        self.as_evaluation.validate()
+
+
+@dataclass(frozen=True)
+class ModelReceipt(codec.Message, kind="model-receipt", most_bytes=codec.HEADER_BYTES):
+    """A node has the model of a run."""
+
+    run: codec.Name
+    round: codec.Count
+
+    @classmethod
+    def expected(cls, data: bytes, delivery: ModelDelivery) -> ModelReceipt:
+        """Decode it on the coordinator."""
+        found = cls.from_bytes(data)
+        if (found.run, found.round) != (delivery.assignment.run, delivery.round):
+            raise MessageError("the node has another model than was sent")
+        return found
+
+
 @dataclass(frozen=True)
 class Refusal(codec.Message, kind="refusal", most_bytes=codec.HEADER_BYTES):
     """A node does not do what was requested."""
@@ -267,18 +306,24 @@ class Failure:
 
 
 class Link(Protocol):
-    """A connection to nodes."""
+    """A connection to nodes; no call waits for a node."""
 
-    def present(self) -> list[NodeId]:
-        """Return the nodes that are connected now."""
+    def present(self) -> Mapping[NodeId, str]:
+        """Return the nodes that are connected now, each with an identifier of its connection. A
+        node that connects again has another one, and has lost what it was sent before."""
 
-    def ask(
-        self, requests: Mapping[NodeId, bytes], seconds: float
-    ) -> Iterator[tuple[NodeId, bytes | Failure]]:
-        """Send the requests; yield each reply as it arrives, or a `Failure` after ``seconds``."""
+    def send(self, node: NodeId, request: bytes, seconds: float) -> str | None:
+        """Send a request whose reply is of use for so many seconds; return the ticket of the
+        reply, or None if the node is not connected."""
+
+    def receive(self, tickets: Sequence[str]) -> Iterator[tuple[str, bytes | Failure]]:
+        """Yield the replies that are there now, by ticket; each reply is yielded once."""
 
     def wait(self, seconds: float) -> None:
         """Wait so many seconds."""
+
+    def now(self) -> float:
+        """Return the seconds of a clock that `wait` advances."""
 
 
 # ------------------------------------------------------------ what a run's log says of them

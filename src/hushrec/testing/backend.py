@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -24,32 +24,46 @@ from hushrec.testing.checks import check_same, taste_world
 
 
 class MemoryLink:
-    """Nodes in this process, functions that answer a message, one after the other."""
+    """Nodes in this process, functions that answer a message when it is sent.
+
+    Waiting takes no time: its clock is set forward.
+    """
 
     def __init__(self, nodes: Mapping[NodeId, Callable[[bytes], bytes]]) -> None:
         self.nodes = dict(nodes)
+        self.waited = 0.0
+        self.replies: dict[str, bytes | Failure] = {}
+        """By ticket, until they are received."""
 
-    def present(self) -> list[NodeId]:
-        """Return all nodes."""
-        return list(self.nodes)
+    def present(self) -> dict[NodeId, str]:
+        """Return all nodes, each with one connection for ever."""
+        return dict.fromkeys(self.nodes, "memory")
 
-    def ask(
-        self, requests: Mapping[NodeId, bytes], seconds: float
-    ) -> Iterator[tuple[NodeId, bytes | Failure]]:
-        """Ask one node after the other; a node that raises has failed."""
-        for node, request in requests.items():
-            answer = self.nodes.get(node)
-            if answer is None:
-                yield node, Failure("not connected")
-                continue
-            try:
-                yield node, answer(request)
-            except (HushrecError, OSError, RuntimeError) as error:
-                yield node, Failure(type(error).__name__)
+    def send(self, node: NodeId, request: bytes, seconds: float) -> str | None:
+        """Let a node answer; a node that raises has failed."""
+        answer = self.nodes.get(node)
+        if answer is None:
+            return None
+        ticket = f"{node}/{self.waited}/{len(self.replies)}"
+        try:
+            self.replies[ticket] = answer(request)
+        except (HushrecError, OSError, RuntimeError) as error:
+            self.replies[ticket] = Failure(type(error).__name__)
+        return ticket
+
+    def receive(self, tickets: Sequence[str]) -> Iterator[tuple[str, bytes | Failure]]:
+        """Yield what was answered."""
+        for ticket in tickets:
+            if ticket in self.replies:
+                yield ticket, self.replies.pop(ticket)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
-        time.sleep(seconds)
+        """Set the clock forward."""
+        self.waited += seconds
+
+    def now(self) -> float:
+        """Return the time of this machine, and what was waited."""
+        return time.monotonic() + self.waited
 
 
 SEEDED = {"privacy.noise_seed": 0}

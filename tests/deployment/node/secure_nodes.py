@@ -24,7 +24,9 @@ from hushrec.streams import Streams
 from hushrec.testing import taste_world
 from hushrec.testing.backend import MemoryLink
 
-QUICK = Policy(min_nodes=1, retries=0, backoff_seconds=0.01)
+ONCE = 1e9
+"""Seconds of backoff: no request that failed is sent again before its deadline."""
+QUICK = Policy(min_nodes=1, backoff_seconds=ONCE)
 SECURE = SecureSums()
 
 

@@ -36,7 +36,7 @@ from secure_sums import CHANCE, FRAME, body, least_likely
 
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.clip": 1.0}
 DISTRIBUTED = {**CENTRAL, "privacy.mode": "distributed", "privacy.nodes": 4}
-PATIENT = QUICK.model_copy(update={"retries": 12, "backoff_seconds": 1e-6})
+PATIENT = QUICK.model_copy(update={"backoff_seconds": 1e-6})
 
 
 @pytest.fixture

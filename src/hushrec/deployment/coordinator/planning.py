@@ -28,7 +28,7 @@ Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
 class Policy(Settings):
-    """Deadlines, retries and exclusion of nodes."""
+    """Deadlines, repeated requests and exclusion of nodes."""
 
     nodes: Annotated[int, Field(ge=1)] = 2
     """A run begins when so many nodes have enrolled."""
@@ -50,10 +50,12 @@ class Policy(Settings):
     """A deadline is at least so many times the longest that a node took in the phase so far."""
     bytes_per_second: Seconds = 2e6
     """Slowest connection of a node: a deadline allows for the messages of a round beside it."""
-    retries: Annotated[int, Field(ge=0)] = 3
-    """Requests to a node that does not reply, after the first, within the deadline."""
     backoff_seconds: Seconds = 2.0
-    """Wait before the first retry; it doubles with each retry."""
+    """Wait before a request is sent again that failed; it doubles with each failure, up to
+    `resend_seconds`. A request is sent again until its deadline."""
+    resend_seconds: Seconds = 60.0
+    """A request to a connected node is sent again when there was no reply for so many seconds; it
+    doubles with each time. A node answers a repeated request with the bytes of its first reply."""
     max_invalid_replies: Annotated[int, Field(ge=1)] = 3
     """A node is excluded after so many invalid replies."""
     largest_norm: Seconds = 1e6

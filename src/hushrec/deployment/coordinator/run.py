@@ -13,6 +13,7 @@ their first answer. The folder of a run holds::
     roster.json      which node holds which clients
     events.jsonl     the coordinator's log, one `EventLine` a line
     sums/            recovery journal of secure aggregation
+    model.hushrec    the model, as long as a node that was away has not got it
 """
 
 from __future__ import annotations
@@ -40,11 +41,19 @@ from hushrec.federation.backends import Collected
 from hushrec.federation.client import Download, Task
 from hushrec.federation.contract import Contract, NodeRegistry
 from hushrec.federation.experiment import Experiment
-from hushrec.federation.requests import EvaluationRequest, Link, NodeId, TrainRequest
+from hushrec.federation.requests import (
+    Assignment,
+    EvaluationRequest,
+    Link,
+    ModelDelivery,
+    ModelReceipt,
+    NodeId,
+    TrainRequest,
+)
 from hushrec.federation.setup import set_up_public
 from hushrec.federation.sums import ExpectedSum, round_shape
 from hushrec.io.codec import Arrays, parse, read_json
-from hushrec.io.files import remove
+from hushrec.io.files import remove, write_bytes
 from hushrec.methods.base import Shared
 from hushrec.privacy.plan import NoPlan, Plan
 from hushrec.privacy.protection import Protection
@@ -54,6 +63,9 @@ from hushrec.runs.schema import Attendance, PhaseTraffic, Summary, WireBytes
 from hushrec.streams import new_key
 
 EVENTS = "events.jsonl"
+MODEL = "model.hushrec"
+LAST_EVALUATION, DELIVERY = "evaluate test", "model"
+"""Requests with which nodes receive the model of a run."""
 RunStage = Literal["training", "interrupted", "finished"]
 EVENT_COUNTERS = {
     "answered": "answered",
@@ -233,7 +245,30 @@ class FederatedRun:
             self.folder.write_results(summary)
             ended, selected = state.round, state.selected_round
             self.events.tell(EventLine(event="finished", round=ended, selected_round=selected))
+            if without_model(self.folder):
+                shared = Download(ended, training.serving(state.selected_shared)).to_bytes()
+                finished = ModelDelivery(Assignment(roster.run, 0, 0), ended, selected, shared)
+                write_bytes(self.folder.path / MODEL, finished.to_bytes())
             return summary
+
+    def deliver(self, link: Link, names: Sequence[str]) -> None:
+        """Give nodes the model of this run, which ended while they were away."""
+        with self.folder.locked():
+            roster, path = read_roster(self.folder.path / FEDERATED), self.folder.path / MODEL
+            finished = ModelDelivery.from_bytes(path.read_bytes())
+            assigned = roster.assignments(promised=self.contract.experiment.privacy.promises)
+            requests = {name: replace(finished, assignment=assigned[name]) for name in names}
+            alone = self.policy.model_copy(update={"min_nodes": 1})
+            session = Session(self.contract, roster.run, link, alone, self.events)
+            session.known.update({name: (self.node_ids or {})[name] for name in names})
+
+            def read(name: str, answer: bytes) -> ModelReceipt:
+                return ModelReceipt.expected(answer, requests[name])
+
+            for _ in session.exchange(DELIVERY, finished.round, requests, read):
+                pass
+            if not without_model(self.folder):
+                path.unlink()
 
     def _gather(self, link: Link) -> tuple[Roster, Session]:
         """Meet the nodes: those of the run, or in a new one all that take part."""
@@ -282,6 +317,17 @@ def read_roster(path: Path) -> Roster:
             f"{path.parent} and begin a new one"
         )
     return parse(Roster, json.dumps(record), str(path))
+
+
+def without_model(folder: RunFolder) -> list[str]:
+    """Return the nodes of a finished run that do not have its model, by the event log."""
+    left = dict.fromkeys(read_roster(folder.path / FEDERATED).nodes)
+    for line in EventLog(folder.path / EVENTS).lines():
+        # With the last evaluation a node receives the model.
+        received = line.event == "answered" and line.to.startswith((LAST_EVALUATION, DELIVERY))
+        if line.node is not None and (received or line.event == "excluded"):
+            left.pop(line.node, None)
+    return list(left)
 
 
 class _RoundEvents(rounds.Callback):

@@ -1,4 +1,4 @@
-"""Coordinator session: enrolment of nodes, requests with retries, exclusion of faulty nodes.
+"""Coordinator session: enrolment of nodes, requests and deadlines, exclusion of faulty nodes.
 
 Events are lines of a log, `EventLine`, with nothing of any user.
 
@@ -9,9 +9,8 @@ that first enrols under it.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -20,6 +19,7 @@ from typing import Literal, TypeVar
 
 from pydantic import ConfigDict
 
+from hushrec.deployment.coordinator.delivery import NOT_CONNECTED, POLL_SECONDS, Delivery
 from hushrec.deployment.coordinator.planning import Policy, allowed_seconds
 from hushrec.errors import ConfigError, FederationError, MessageError, listed, nearest
 from hushrec.federation import requests as messages
@@ -30,6 +30,8 @@ from hushrec.io.codec import Count, Message, Positive, Stored, kind_of, parse, p
 from hushrec.io.files import append_line
 
 Reply = TypeVar("Reply")
+NAMED_SECONDS = 10.0
+"""Missing nodes are named when they were waited for so long at the start of a run."""
 ROSTER_BYTES = 100
 """Memory of the coordinator for every user of a node: numbers, flags and budgets."""
 RunEvent = Literal[
@@ -132,8 +134,11 @@ class Session:
     invalid_replies: Counter[str] = field(default_factory=Counter, init=False)
     slowest: dict[tuple[str, str], float] = field(default_factory=dict, init=False)
     """The longest that a node took for a request of a phase, by phase and request."""
+    away: set[str] = field(default_factory=set, init=False)
+    """Nodes that were not connected at the end of their last request."""
 
     def __post_init__(self) -> None:
+        self.invited = Delivery(self.link, self.policy)
         self.method = self.contract.experiment.make_method()
         phases = [phase.name for phase in self.method.phases]
         for name in sorted(self.policy.phase_seconds.keys() - set(phases)):
@@ -170,21 +175,27 @@ class Session:
 
     def _invitations(self, expected: Sequence[str] | None = None) -> Iterator[list[Enrolment]]:
         """Yield the enrolments of newly connected nodes, until the deadline of enrolment."""
-        until = time.monotonic() + self.policy.enrol_seconds
+        began, named = self.link.now(), False
+        until = began + self.policy.enrol_seconds
         while True:
-            yield self._invite(until, expected)
-            left = until - time.monotonic()
-            if left <= 0:
+            yield self._invite(expected)
+            now = self.link.now()
+            if not named and now - began > NAMED_SECONDS:
+                named = True
+                for name in sorted({*(expected or self.registered or ())} - self.known.keys()):
+                    why = f"{NOT_CONNECTED}; waiting for it"
+                    self.events.tell(
+                        EventLine(event="no answer", node=name, to="invitation", why=why)
+                    )
+            if now >= until:
                 return
-            self.link.wait(min(self.policy.backoff_seconds, left))
+            self.link.wait(min(POLL_SECONDS, until - now))
 
-    def _invite(self, until: float, expected: Sequence[str] | None) -> list[Enrolment]:
-        """Invite connected nodes of unknown names; ``expected`` are the names of a run's nodes."""
+    def _invite(self, expected: Sequence[str] | None) -> list[Enrolment]:
+        """Invite connected nodes of unknown names, and read what those say that were invited;
+        ``expected`` are the names of a run's nodes. No node is waited for."""
         present, contract = self.link.present(), self.contract
         seen = {*self.known.values(), *self.strangers}
-        nodes = [node for node in present if node not in seen]
-        if not nodes:
-            return []
         enrolments, software = [], messages.software()
         invitation = messages.Invitation(
             self.run,
@@ -192,9 +203,14 @@ class Session:
             contract.catalogue.digest,
             software,
             contract.terms,
-        ).to_bytes()
-        seconds = max(1.0, until - time.monotonic())
-        for node, answer in self.link.ask(dict.fromkeys(nodes, invitation), seconds):
+        )
+        for node in self.invited.requests.keys() - present.keys():
+            del self.invited.requests[node]
+        for node in present:
+            if node not in seen and node not in self.invited.requests:
+                self.invited.add(node, invitation.to_bytes)
+        for arrival in self.invited.poll():
+            node, answer = arrival.name, arrival.answer
             line = partial(EventLine, identity=node, to="invitation")
             if isinstance(answer, Failure):
                 self.events.tell(line(event="no answer", why=answer.why))
@@ -252,7 +268,7 @@ class Session:
         self.declined.add(name)
         return name
 
-    def _bind(self, name: str, node: NodeId, present: Sequence[NodeId]) -> None:
+    def _bind(self, name: str, node: NodeId, present: Container[NodeId]) -> None:
         if self.registered is not None and self.registered.get(name) != node:
             raise MessageError(f"the name '{printable(name)}' belongs to another node, or to none")
         before = self.known.get(name)
@@ -272,33 +288,40 @@ class Session:
     ) -> Iterator[tuple[str, Reply]]:
         """Send requests to nodes by name and yield the valid replies as they arrive.
 
-        A request without a reply is sent again until the deadline; a node answers the same request
-        with the same bytes. ``reply_bytes`` is the largest size of a reply, which the deadline
-        allows for. Fewer than `Policy.min_nodes` replies are an error, at the end.
+        Every node is waited for by itself, to the deadline; a request without a reply is sent
+        again until then (`delivery`). A node that was away to the end of its last request, and is
+        away still, is waited for no longer than the others. ``reply_bytes`` is the largest size of
+        a reply, which the deadline allows for. Fewer than `Policy.min_nodes` replies are an error,
+        at the end.
         """
-        phase, began = self.method.phase_of(number).name, time.monotonic()
+        phase, began = self.method.phase_of(number).name, self.link.now()
         size = reply_bytes + max((each.array_bytes for each in requests.values()), default=0)
         slowest = self.slowest.get((phase, what))
         allowed = allowed_seconds(self.policy, phase, size, slowest)
-        until, wait = began + allowed, self.policy.backoff_seconds
-        most, answered = self.policy.max_invalid_replies, 0
-        waiting = [name for name in requests if self.invalid_replies[name] < most]
+        quiet = 2 * size / self.policy.bytes_per_second + 2 * (slowest or 0.0)
+        until = began + allowed
+        delivery = Delivery(self.link, self.policy, until, quiet, self.known)
+        most, needed = self.policy.max_invalid_replies, min(self.policy.min_nodes, len(requests))
+        for name, request in requests.items():
+            if self.invalid_replies[name] < most:
+                delivery.add(name, request.to_bytes)
+        answered, waiting = 0, delivery.requests.keys()
         asked = EventLine(event="asked", round=number, to=what, nodes=tuple(waiting))
         self.events.tell(asked.model_copy(update={"seconds": round(allowed, 3)}))
-        for attempt in range(self.policy.retries + 1):
-            if attempt:
-                self.link.wait(wait)
-                wait *= 2
-            present, lost = self.link.present(), []
-            if any(self.known.get(name) not in present for name in waiting):
-                self._invite(until, list(requests))  # a node may be back under another identity
-            for name, sent, answer in self._once({name: requests[name] for name in waiting}, until):
+        while waiting:
+            # The reader of a reply may take long: what arrived meanwhile is in time.
+            late, arrived = self.link.now() >= until, False
+            if self.policy.rebind or not waiting <= self.known.keys():
+                self._invite(list(requests))
+            for arrival in delivery.poll():
+                name, answer = arrival.name, arrival.answer
                 line = partial(EventLine, node=name, round=number, to=what)
+                line = partial(line, down_bytes=arrival.sent_bytes)
                 if isinstance(answer, Failure):
-                    lost.append(name)
-                    self.events.tell(line(event="no answer", why=answer.why, down_bytes=sent))
+                    self.events.tell(line(event="no answer", why=answer.why))
                     continue
-                line = partial(line, up_bytes=len(answer), down_bytes=sent)
+                line, arrived = partial(line, up_bytes=len(answer)), True
+                self.away.discard(name)
                 try:
                     refusal = _refusal(answer)
                     if refusal is not None:
@@ -313,30 +336,23 @@ class Session:
                         self.events.tell(line(event="excluded"))
                     continue
                 answered += 1
-                took = time.monotonic() - began
-                self.slowest[phase, what] = max(took, self.slowest.get((phase, what), 0.0))
-                line = partial(line, seconds=round(took, 3))
-                self.events.tell(line(event="answered"))
+                took = self.link.now() - began
+                if arrival.sendings == 1:  # an absence does not make a node slow
+                    self.slowest[phase, what] = max(took, self.slowest.get((phase, what), 0.0))
+                self.events.tell(line(event="answered", seconds=round(took, 3)))
                 yield name, reply
-            waiting = lost
-            if not waiting or time.monotonic() + wait >= until:
+            enough = answered >= needed and waiting <= delivery.absent & self.away
+            if late or enough or delivery.hopeless:
                 break
-        why = f"no answer in {allowed:.0f} s; policy.phase_seconds.'{phase}' gives it more"
+            if not arrived:
+                self.link.wait(POLL_SECONDS)
         for name in waiting:
+            why = f"no answer in {allowed:.0f} s; policy.phase_seconds.'{phase}' gives it more"
+            if name in delivery.absent:
+                self.away.add(name)
+                why = f"{NOT_CONNECTED} for {self.link.now() - began:.0f} s"
             self.events.tell(EventLine(event="sat out", node=name, round=number, to=what, why=why))
         self._require(answered, len(requests), f"answered ({what}, round {number})")
-
-    def _once(
-        self, requests: Mapping[str, Message], until: float
-    ) -> Iterator[tuple[str, int, bytes | Failure]]:
-        """Send each request once; yield with each reply how many bytes were sent for it."""
-        names = {self.known[name]: name for name in requests if name in self.known}
-        encoded = _Encoded({node: requests[name] for node, name in names.items()})
-        for node, answer in self.link.ask(encoded, max(0.0, until - time.monotonic())):
-            yield names[node], encoded.sizes.get(node, 0), answer
-        for name in requests:
-            if name not in self.known:
-                yield name, 0, Failure("not connected")
 
     def _require(self, count: int, asked: int, what: str) -> None:
         needed = min(self.policy.min_nodes, asked)
@@ -345,25 +361,6 @@ class Session:
                 f"{count} nodes {what}, and {needed} are needed: what is done is saved; see the "
                 "log for the others, and go on with --resume"
             )
-
-
-class _Encoded(Mapping[NodeId, bytes]):
-    """Requests as bytes, each encoded when it is sent: one is in memory, not one for each node."""
-
-    def __init__(self, requests: Mapping[NodeId, Message]) -> None:
-        self.requests = requests
-        self.sizes: dict[NodeId, int] = {}
-
-    def __getitem__(self, node: NodeId) -> bytes:
-        encoded = self.requests[node].to_bytes()
-        self.sizes[node] = len(encoded)
-        return encoded
-
-    def __iter__(self) -> Iterator[NodeId]:
-        return iter(self.requests)
-
-    def __len__(self) -> int:
-        return len(self.requests)
 
 
 def _refusal(answer: bytes) -> str | None:

@@ -3,7 +3,7 @@
 Flower's SuperLink serves two interfaces at one port: the Fleet API, for nodes with a registered
 key, and the Control and Runtime APIs, with which anybody may register keys, start runs and read
 results. The SuperLink therefore listens on the loopback address only. This proxy terminates TLS for
-the network and forwards requests to the Fleet API alone.
+the network and forwards requests to the Fleet API alone, of nodes whose keys are registered.
 
 `h11` parses each request and writes the one that is forwarded. A connection carries one request
 with a known, bounded length. A request that h11 would not write with the same lines is refused, so
@@ -18,9 +18,10 @@ import asyncio
 import re
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import h11
@@ -29,6 +30,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hushrec.deployment.coordinator.run import EVENT_COUNTERS, Status
+from hushrec.deployment.flower.gate import KEY_HEADER
 from hushrec.errors import RunError
 
 FLEET_API = re.compile(rb"/v1/fleet/[a-z-]+")
@@ -55,6 +57,10 @@ class ProxySettings:
     """Presents the server's certificate to nodes."""
     upstream_tls: ssl.SSLContext
     """Trusts the federation's certificate authority only."""
+    keys: Mapping[bytes, str]
+    """Names of the nodes that may connect, by public key, as their requests show it."""
+    ready: Callable[[], bool] = lambda: True
+    """Whether the SuperLink knows the nodes; until then they are told to try again."""
 
 
 @dataclass
@@ -63,6 +69,8 @@ class Traffic:
 
     up: int = 0
     down: int = 0
+    seen: dict[str, float] = field(default_factory=dict)
+    """When a node's last request was forwarded, by the node's name."""
 
 
 class _RefusedError(Exception):
@@ -101,8 +109,10 @@ async def _listen(settings: ProxySettings, traffic: Traffic) -> asyncio.Server:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with slots, asyncio.timeout(REQUEST_SECONDS):
-                up, down = await _serve_one(settings, reader, writer)
+                up, down, name = await _serve_one(settings, reader, writer)
                 traffic.up, traffic.down = traffic.up + up, traffic.down + down
+                if name is not None:
+                    traffic.seen[name] = time.monotonic()
         except (OSError, EOFError, TimeoutError):
             pass  # the client or the SuperLink went away, or was too slow
         finally:
@@ -130,32 +140,39 @@ async def _close(server: asyncio.Server) -> None:
 
 async def _serve_one(
     settings: ProxySettings, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> tuple[int, int]:
-    """Forward one request or refuse it; return the bytes forwarded each way."""
+) -> tuple[int, int, str | None]:
+    """Forward one request or refuse it; return the bytes forwarded each way, and whose it was."""
     try:
         async with asyncio.timeout(HEAD_SECONDS):
-            head, length = forwarded_head(await reader.readuntil(b"\r\n\r\n"))
+            received = await reader.readuntil(b"\r\n\r\n")
+        head, length, key = forwarded_head(received)
+        name = settings.keys.get(key)
+        if name is None:
+            raise _RefusedError(403)
+        if not settings.ready():
+            raise _RefusedError(503)
     except (_RefusedError, asyncio.LimitOverrunError) as error:
         status = error.status if isinstance(error, _RefusedError) else HTTPStatus(431)
         line = f"HTTP/1.1 {status.value} {status.phrase}"
         writer.write(f"{line}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
         await writer.drain()
-        return 0, 0
+        return 0, 0, None
     upstream_reader, upstream_writer = await asyncio.open_connection(
         "127.0.0.1", settings.upstream_port, ssl=settings.upstream_tls, server_hostname="127.0.0.1"
     )
     try:
         upstream_writer.write(head)
         up = await _copy(reader, upstream_writer, length)
-        return len(head) + up, await _copy(upstream_reader, writer, None)
+        return len(head) + up, await _copy(upstream_reader, writer, None), name
     finally:
         upstream_writer.close()
         with suppress(OSError):
             await upstream_writer.wait_closed()
 
 
-def forwarded_head(head: bytes) -> tuple[bytes, int]:
-    """Return the head of the forwarded request and the length of the body that follows."""
+def forwarded_head(head: bytes) -> tuple[bytes, int, bytes]:
+    """Return the head of the forwarded request, the length of the body that follows, and the public
+    key that the request shows."""
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
     try:
         parser.receive_data(head)
@@ -181,7 +198,8 @@ def forwarded_head(head: bytes) -> tuple[bytes, int]:
     if length > MAX_BODY_BYTES:
         raise _RefusedError(413)
     kept = [(name, value) for name, value in headers if name.lower() not in _NOT_FORWARDED]
-    return _written(request, [*kept, (b"Connection", b"close")]), length
+    forwarded = _written(request, [*kept, (b"Connection", b"close")])
+    return forwarded, length, values.get(KEY_HEADER, b"")
 
 
 def _written(request: h11.Request, headers: list[tuple[bytes, bytes]]) -> bytes:

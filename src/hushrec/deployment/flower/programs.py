@@ -6,61 +6,62 @@ node is a SuperNode. Neither starts a Flower app: each hands its tasks to the pr
 secret of its folder, which is hushrec's own (`transport`), so no code that a server sends is
 executed. Logs and the secret are in the folder ``run`` beside the keys.
 
-Flower's programs start further processes, some in sessions of their own, which a signal to the
-process group does not reach. Every process started here therefore inherits an environment variable,
-`MARK`, that holds its working folder. Stopping ends all processes with that mark. Starting does so
-too: a supervisor that was killed may have left some behind.
+`RunningServer.watch` and `run_node` are supervisors. They start a SuperLink or SuperNode anew that
+ended, or that answers no question for `SILENT_SECONDS` (what Flower does in failures is in the
+docstring of `transport`).
 """
 
 from __future__ import annotations
 
 import fcntl
-import http.client
 import json
 import os
-import re
 import secrets
-import signal
 import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
-import psutil
 import tomli_w
 
+from hushrec.deployment.flower.gate import Gate, Refused, shown_key
 from hushrec.deployment.flower.gateway import ProxySettings, Traffic, reverse_proxy
-from hushrec.deployment.flower.transport import RuntimeEndpoint, answer_messages
+from hushrec.deployment.flower.processes import POLL_SECONDS, Processes, Program, free_port
+from hushrec.deployment.flower.transport import (
+    SILENT_SECONDS,
+    RuntimeEndpoint,
+    answer_messages,
+    take_task,
+)
 from hushrec.deployment.provisioning import NodeFolder, ServerFolder, read_secret
-from hushrec.errors import MissingExtraError, RunError
+from hushrec.errors import MissingExtraError, RunError, StartingError
 from hushrec.io.files import write_bytes, write_text
 from hushrec.runs.folder import is_held
 
-MARK = "HUSHREC_WORKS_IN"
 START_SECONDS = COMMAND_SECONDS = 90.0
-END_SECONDS = 10.0
-"""Seconds between a TERM and a KILL."""
-POLL_SECONDS = 0.1
-TAIL_LINES = 15
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 CONNECTION = "hushrec"
 """Name of the server in the configuration of Flower's commands."""
 WATCH_SECONDS = 2.0
+TASK_SECONDS = 60.0
+"""Seconds that the SuperLink may take to hand out the task of a new run."""
+LAST_CONNECTION_SECONDS = 90.0
+"""Flower counts a node as connected for 60 s after its last heartbeat."""
+LONGEST_RETRY = 10.0
 REASONS = {
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by the federation's authority, or "
-    "is not for this name",
-    "Failed to activate SuperNode": "the server does not know this node's key",
+    "certificate": "its certificate is not signed by the federation's authority, or is not for "
+    "this name",
+    "unknown key": "the server does not know this node's key",
+    "clock": "the clocks of server and node differ too much; set this machine's clock",
 }
-"""Messages in Flower's log, and the reasons they stand for."""
+"""Reasons that trying again does not help against."""
 APP = """
 project = {name = "hushrec", version = "1.0.0", dependencies = []}
 [tool.flwr.app]
@@ -76,173 +77,56 @@ PARALLEL_COMMANDS = 4
 """Nodes that are registered at the same time; each registration is a command that takes seconds."""
 
 
-@dataclass(frozen=True)
-class Program:
-    """A program that was started."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    log: Path
-    log_offset: int
-    """Where its output begins in the log, which earlier programs of that name share."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether it still runs."""
-        return self.process.poll() is None
-
-    def output(self) -> str:
-        """Return its whole output."""
-        with self.log.open("rb") as file:
-            file.seek(self.log_offset)
-            return _COLOURS.sub("", file.read().decode("utf-8", "replace"))
-
-    def tail(self) -> str:
-        """Return the last lines of its output."""
-        return "\n".join(self.output().splitlines()[-TAIL_LINES:])
-
-    def require_alive(self) -> None:
-        """Raise if it ended, with the end of its log."""
-        if not self.alive:
-            raise self._error(f"ended with code {self.process.returncode}")
-
-    def wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Wait until it is ready; raise if it ends or takes too long."""
-        deadline = time.monotonic() + seconds
-        while not ready():
-            self.require_alive()
-            if time.monotonic() > deadline:
-                raise self._error(f"was not ready after {seconds:g} seconds")
-            time.sleep(POLL_SECONDS)
-
-    def _error(self, what: str) -> RunError:
-        return RunError(f"{self.name} {what}; the end of {self.log}:\n{self.tail()}")
-
-
-class Processes:
-    """Programs that end together, when the context is left, however it is left."""
-
-    def __init__(self, work: Path, environment: Mapping[str, str]) -> None:
-        """``work`` is a folder of its own, for the logs; ``environment`` is added to ours."""
-        self.work = work.resolve()
-        self.environment = {**os.environ, **environment, MARK: str(self.work)}
-        self.programs: list[Program] = []
-
-    def __enter__(self) -> Self:
-        self.stop()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def start(self, name: str, command: Sequence[str]) -> Program:
-        """Start a program, in its own session so that Ctrl-C reaches this process only."""
-        log = self.work / f"{name}.log"
-        with os.fdopen(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as out:
-            offset = out.tell()
-            process = subprocess.Popen(  # noqa: S603 - a list of words, the program's path first
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=self.environment,
-                start_new_session=True,
-            )
-        program = Program(name, process, log, offset)
-        self.programs.append(program)
-        return program
-
-    def stop(self) -> None:
-        """Send TERM to all processes, then KILL to those that are left; signals are ignored."""
-        in_main = threading.current_thread() is threading.main_thread()  # others handle no signals
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if in_main else ()
-        with _handling(signals, signal.SIG_IGN):
-            self._signal(signal.SIGTERM)
-            if not self._wait(END_SECONDS):
-                self._signal(signal.SIGKILL)
-                self._wait(END_SECONDS)
-            self.programs.clear()
-
-    def remaining(self) -> set[int]:
-        """Return the ids of all running processes that were started here, descendants included."""
-        marked = {process.pid for process in self._marked()}
-        return marked | {each.process.pid for each in self.programs if each.alive}
-
-    def _marked(self) -> Iterator[psutil.Process]:
-        for process in psutil.process_iter():
-            # Other users' processes, and those that end meanwhile, do not show their environment.
-            with suppress(psutil.Error, OSError):
-                if process.environ().get(MARK) == str(self.work):
-                    yield process
-
-    def _signal(self, number: int) -> None:
-        for program in self.programs:
-            if program.alive:
-                with suppress(ProcessLookupError):
-                    os.killpg(program.process.pid, number)
-        for process in self._marked():
-            with suppress(psutil.Error):
-                process.send_signal(number)
-
-    def _wait(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while self.remaining():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_SECONDS)
-        return True
-
-
-def free_port() -> int:
-    """Return a free port of the loopback address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """End the context quietly on Ctrl-C, on TERM, and when the terminal is closed."""
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    with suppress(KeyboardInterrupt), _handling((signal.SIGTERM, signal.SIGHUP), stop):
-        yield
-
-
-@contextmanager
-def _handling(
-    numbers: Sequence[signal.Signals], handler: Callable[[int, object], None] | signal.Handlers
-) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
-
-
-@dataclass(frozen=True)
+@dataclass
 class RunningServer:
     """A SuperLink that runs behind its proxy."""
 
     folder: ServerFolder
-    superlink: Program
-    node_ids: Mapping[str, str]
-    """Flower's id of each node, by the node's name."""
-    traffic: Traffic
+    processes: Processes
+    port: int
+    """Of the SuperLink, on the loopback address."""
+    superlink: Program = field(init=False)
+    node_ids: dict[str, str] = field(default_factory=dict, init=False)
+    """Flower's id of each node, by the node's name; none before all are registered."""
+    traffic: Traffic = field(default_factory=Traffic, init=False)
 
-    def watch(self) -> NoReturn:
-        """Wait forever; raise if the SuperLink ends."""
+    def start(self) -> None:
+        """Start the SuperLink, and register all nodes of the folder."""
+        work, authority = self.folder.path / "run", self.folder.authority
+        self.node_ids = {}
+        (work / NODE_IDS).unlink(missing_ok=True)  # until it is there, no run can begin
+        secret = _new_secret(work)
+        self.superlink = self.processes.start("superlink", _superlink(self.folder, self.port))
+        address = f"127.0.0.1:{self.port}"
+        self.endpoint = RuntimeEndpoint(address, secret, authority.read_bytes())
+        self.superlink.wait_until(self.endpoint.responds, START_SECONDS)
+        connection = {"address": address, "root-certificates": str(authority.resolve())}
+        config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
+        write_text(work / "flwr" / "config.toml", tomli_w.dumps(config))
+        self.node_ids = _register(self.folder, self.processes.environment)
+        write_text(work / NODE_IDS, json.dumps(self.node_ids))
+
+    def watch(self, tell: Callable[[str], None], tick: Callable[[], None]) -> NoReturn:
+        """Start the SuperLink anew whenever it ended or does nothing; call ``tick`` often."""
+        heard = time.monotonic()
         while True:
-            self.superlink.require_alive()
             time.sleep(WATCH_SECONDS)
+            self.superlink.rotate_log()
+            if self.superlink.alive and self.endpoint.responds():
+                heard = time.monotonic()
+                tick()
+            elif not self.superlink.alive or time.monotonic() - heard > SILENT_SECONDS:
+                what = "does not answer" if self.superlink.alive else "ended"
+                tell(f"the SuperLink {what}: starting it anew; a run goes on by itself")
+                self.processes.stop()
+                self.start()
+                tell("the SuperLink runs again")
+                heard = time.monotonic()
 
 
-def begin_run(folder: ServerFolder) -> tuple[int, RuntimeEndpoint, dict[str, str]]:
-    """Start a Flower run on the running server of this folder; return the run's number, the
-    endpoint of its task, and Flower's id of each node by the node's name."""
+def begin_run(folder: ServerFolder) -> tuple[str, RuntimeEndpoint, dict[str, str]]:
+    """Start a Flower run on the running server of this folder; return the token of the run's task,
+    the endpoint for it, and Flower's id of each node by the node's name."""
     work = folder.path / "run"
     if not is_held(work / "lock"):
         raise RunError(
@@ -254,66 +138,144 @@ def begin_run(folder: ServerFolder) -> tuple[int, RuntimeEndpoint, dict[str, str
         secret = read_secret(work / TASK_KEY)
         node_ids = json.loads((work / NODE_IDS).read_text("utf-8"))
     except (OSError, KeyError, TypeError, ValueError):
-        raise RunError(f"{folder.path} is starting, or damaged: try again in a moment") from None
+        raise StartingError(
+            f"{folder.path} is starting, or damaged: try again in a moment"
+        ) from None
     app = work / "app"
     app.mkdir(exist_ok=True)
     write_text(app / "pyproject.toml", APP)
     write_text(app / "nothing.py", "app = None\n")
-    started = flwr({**os.environ, **_environment(work)}, "run", str(app.resolve()), CONNECTION)
     endpoint = RuntimeEndpoint(address, secret, folder.authority.read_bytes())
-    return int(started["run-id"]), endpoint, node_ids
+    with (work / "beginning").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # who waits for a task takes those of others too
+        started = flwr({**os.environ, **_environment(work)}, "run", str(app.resolve()), CONNECTION)
+        token = take_task(endpoint, int(started["run-id"]), TASK_SECONDS)
+    return token, endpoint, node_ids
+
+
+def wait_for_restart(endpoint: RuntimeEndpoint, folder: ServerFolder) -> bool:
+    """Wait until the supervisor of a server that was lost has started it anew; return whether it
+    has. A server is another one when it has another secret."""
+    work, deadline = folder.path / "run", time.monotonic() + START_SECONDS + SILENT_SECONDS
+    while is_held(work / "lock") and time.monotonic() < deadline:
+        with suppress(OSError):
+            if (work / NODE_IDS).exists() and (work / TASK_KEY).read_bytes() != endpoint.secret:
+                return True
+        time.sleep(WATCH_SECONDS)
+    return False
 
 
 @contextmanager
 def server_running(folder: ServerFolder) -> Iterator[RunningServer]:
     """Run the server, with all nodes of its folder registered, until the context is left."""
-    work, port = folder.path / "run", free_port()
+    work = folder.path / "run"
     with _only_one(work), Processes(work, _environment(work)) as processes:
-        _new_secret(work)
-        superlink = processes.start("superlink", _superlink(folder, port))
-        tls = ssl.create_default_context(cafile=folder.authority)
-        superlink.wait_until(lambda: _is_healthy(port, tls), START_SECONDS)
-        authority = str(folder.authority.resolve())
-        connection = {"address": f"127.0.0.1:{port}", "root-certificates": authority}
-        config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
-        write_text(work / "flwr" / "config.toml", tomli_w.dumps(config))
-        node_ids = _register(folder, processes.environment)
-        write_text(work / NODE_IDS, json.dumps(node_ids))
+        server = RunningServer(folder, processes, _same_port(work))
+        server.start()
+        inner = ssl.create_default_context(cafile=folder.authority)
         outer = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         outer.minimum_version = ssl.TLSVersion.TLSv1_2
         outer.load_cert_chain(folder.certificate, folder.key)
         listen, outer_port = folder.config.listen, folder.config.port
-        with reverse_proxy(ProxySettings(listen, outer_port, port, outer, tls)) as traffic:
-            yield RunningServer(folder, superlink, node_ids, traffic)
+        keys = {shown_key(file.read_bytes()): name for name, file in folder.public_keys.items()}
+        proxy = ProxySettings(
+            listen, outer_port, server.port, outer, inner, keys, lambda: bool(server.node_ids)
+        )
+        with reverse_proxy(proxy) as server.traffic:
+            yield server
+
+
+def _same_port(work: Path) -> int:
+    """Return the port of the last start, if it is free; else another one."""
+    file, port = work / "port", 0
+    with suppress(OSError, ValueError):
+        port = int(file.read_text("ascii"))
+    try:
+        with socket.create_server(("127.0.0.1", port)) as probe:
+            port = int(probe.getsockname()[1])
+    except (OSError, OverflowError):
+        port = free_port()
+    write_text(file, str(port))
+    return port
 
 
 @contextmanager
-def node_running(folder: NodeFolder) -> Iterator[tuple[Program, int, RuntimeEndpoint]]:
-    """Run a node until the context is left; give the SuperNode, its port on the loopback address,
-    and its endpoint. It tries to reach the server as long as it takes."""
+def supernode_running(folder: NodeFolder) -> Iterator[tuple[Program, RuntimeEndpoint]]:
+    """Run a node's SuperNode until the context is left; give it, and its endpoint."""
     work = folder.path / "run"
-    with _only_one(work), Processes(work, _environment(work)) as processes:
+    (work / "flwr").mkdir(parents=True, exist_ok=True, mode=0o700)
+    with Processes(work, _environment(work)) as processes:
         port, secret = free_port(), _new_secret(work)
         supernode = processes.start("supernode", _supernode(folder, port))
-        supernode.wait_until(lambda: _listens(port), START_SECONDS)
-        yield supernode, port, RuntimeEndpoint(f"127.0.0.1:{port}", secret)
+        endpoint = RuntimeEndpoint(f"127.0.0.1:{port}", secret)
+        supernode.wait_until(endpoint.responds, START_SECONDS)
+        yield supernode, endpoint
 
 
 def run_node(
     folder: NodeFolder, answer: Callable[[bytes], bytes], tell: Callable[[str], None]
 ) -> NoReturn:
-    """Run a node forever, and connect again whenever the connection was lost; a node that the
-    server never accepted is an error. ``answer`` maps a request to a reply."""
+    """Run a node forever. Its SuperNode is started anew whenever it ended, does nothing, or did not
+    take a reply. ``answer`` maps a request to a reply."""
+    program("flower-supernode")  # before the server is asked
+    gate = Gate(folder.config.server, folder.authority, read_secret(folder.key))
+    work = folder.path / "run"
+    with _only_one(work):
+        with Processes(work, {}):
+            pass  # what a killed supervisor left would keep the server's gate closed
+        while True:
+            _get_in(folder, gate, tell)
+            with supernode_running(folder) as (supernode, endpoint):
+
+                def goes_on(supernode: Program = supernode) -> bool:
+                    supernode.rotate_log()
+                    return supernode.alive
+
+                what = answer_messages(endpoint, answer, goes_on)
+            tell(f"the SuperNode {what}: connecting again to {folder.config.server}")
+            time.sleep(WATCH_SECONDS)
+
+
+def _get_in(folder: NodeFolder, gate: Gate, tell: Callable[[str], None]) -> None:
+    """Wait until the server lets this node in; raise if it will not."""
+    server, file, told = folder.config.server, folder.path / "run" / "connection.json", ""
+    deadline, wait = time.monotonic() + LAST_CONNECTION_SECONDS, POLL_SECONDS
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        last = json.loads(file.read_text("utf-8"))
+        if last["place"] == _place(file.parent):
+            gate.leave(int(last["node"]))  # this very folder had it, and it is over
     while True:
-        with node_running(folder) as (supernode, port, endpoint):
-            answer_messages(endpoint, answer, _goes_on(supernode, port))
-            output = supernode.output()
-            if "SuperNode ID:" not in output:
-                known = (reason for message, reason in REASONS.items() if message in output)
-                reason = next(known, f"the end of {supernode.log}:\n{supernode.tail()}")
-                raise RunError(f"{folder.config.server} did not accept this node: {reason}")
-        tell(f"lost {folder.config.server}; connecting again")
-        time.sleep(WATCH_SECONDS)
+        found = gate.try_key()
+        if not isinstance(found, Refused):
+            write_text(file, json.dumps({"node": found, "place": _place(file.parent)}))
+            return
+        detail = f" ({found.detail})" if found.detail else ""
+        if found.reason in REASONS:
+            reason = REASONS[found.reason]
+            raise RunError(f"{server} did not accept this node: {reason}{detail}")
+        if found.reason == "connected":
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"{server} did not accept this node: another process uses its key; run it once"
+                )
+            sentence = (
+                f"the server still counts this node's last connection, or another process uses its "
+                f"key; trying again, up to {LAST_CONNECTION_SECONDS:.0f} s"
+            )
+        else:
+            deadline = time.monotonic() + LAST_CONNECTION_SECONDS
+            sentence = f"cannot reach {server}{detail}; trying again until it is there"
+        if sentence != told:
+            tell(sentence)
+            told = sentence
+        time.sleep(wait)
+        wait = min(2 * wait, LONGEST_RETRY)
+
+
+def _place(work: Path) -> list[str | int]:
+    """Identify a folder on a machine: a copy of it is another one."""
+    about = work.stat()
+    return [socket.gethostname(), about.st_dev, about.st_ino]
 
 
 @contextmanager
@@ -396,20 +358,6 @@ def _environment(work: Path) -> dict[str, str]:
     }
 
 
-def _goes_on(supernode: Program, port: int) -> Callable[[], bool]:
-    """Return a function that says whether a SuperNode still listens, as its process may outlive its
-    end; the port is tried once in `WATCH_SECONDS` only."""
-    checked, value = time.monotonic(), True
-
-    def latest() -> bool:
-        nonlocal checked, value
-        if time.monotonic() - checked >= WATCH_SECONDS:
-            checked, value = time.monotonic(), supernode.alive and _listens(port)
-        return value
-
-    return latest
-
-
 @contextmanager
 def _only_one(work: Path) -> Iterator[None]:
     """Hold the folder's lock; raise if another process runs it."""
@@ -421,20 +369,6 @@ def _only_one(work: Path) -> Iterator[None]:
         except BlockingIOError:
             raise RunError(f"{work.parent} is running already") from None
         yield
-
-
-def _is_healthy(port: int, context: ssl.SSLContext) -> bool:
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=context)
-    with closing(connection), suppress(OSError, http.client.HTTPException):
-        connection.request("GET", "/health")
-        return connection.getresponse().status == http.client.OK
-    return False
-
-
-def _listens(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
-        return True
-    return False
 
 
 def _register(folder: ServerFolder, environment: Mapping[str, str]) -> dict[str, str]:

@@ -215,6 +215,13 @@ class NodeTrainer:
             self.runs.keep_model(run, request.to_bytes())
         return evaluation
 
+    def keep_model(self, run: NodeRun, request: EvaluationRequest) -> None:
+        """Keep the model of a run whose last evaluation this node was not in."""
+        run = self.runs.select(run, request.selected)
+        task = self.engine(run, request.assignment).backend(self.machine).task
+        check_received(task.method.serving(task.initial), request.serving)
+        self.runs.keep_model(run, request.to_bytes())
+
     def _affordable(self, run: NodeRun, engine: Engine, request: TrainRequest) -> Numbers:
         """Return which requested clients are here and have budget left, by the ledger."""
         budgets, number = engine.setup.plan.budgets, request.download.round

@@ -29,7 +29,12 @@ from hushrec.federation import requests as messages
 from hushrec.federation import sums
 from hushrec.federation.backends import THIS_MACHINE, Machine
 from hushrec.federation.contract import NodeRegistry
-from hushrec.federation.requests import EvaluationRequest, Invitation, TrainRequest
+from hushrec.federation.requests import (
+    EvaluationRequest,
+    Invitation,
+    ModelDelivery,
+    TrainRequest,
+)
 from hushrec.federation.sums import StageRequest
 from hushrec.io.codec import kind_of
 from hushrec.privacy.budgets import by_feature
@@ -105,6 +110,8 @@ class Worker:
             return self._train(TrainRequest.from_bytes(message), digest_of(message))
         if kind == EvaluationRequest.kind:
             return self._evaluate(EvaluationRequest.from_bytes(message)).to_bytes()
+        if kind == ModelDelivery.kind:
+            return self._keep_model(ModelDelivery.from_bytes(message)).to_bytes()
         raise MessageError("a node answers invitations, training requests and evaluations")
 
     def _invited(self, message: bytes) -> bytes:
@@ -177,6 +184,12 @@ class Worker:
         self.runs.pin_terms(run, request.assignment.digest)
         evaluation = self.trainer.evaluate(run, request)
         return messages.EvaluationReply(run.id, request.round, request.part, evaluation.to_bytes())
+
+    def _keep_model(self, delivery: ModelDelivery) -> messages.ModelReceipt:
+        run = self.runs.get(delivery.assignment.run)
+        self.runs.pin_terms(run, delivery.assignment.digest)
+        self.trainer.keep_model(run, delivery.as_evaluation)
+        return messages.ModelReceipt(run.id, delivery.round)
 
 
 @dataclass(frozen=True)
