@@ -7,11 +7,13 @@
     │   ├── DataError         a data file; the message names line or column
     │   ├── ConfigError       an unknown key, value or name, or one that does not fit
     │   └── RunError          a run folder that exists already, is damaged, or is not a run
-    │       └── DiskError     a failed write: disk full, no permission, no such folder
+    │       ├── DiskError     a failed write: disk full, no permission, no such folder
+    │       └── StartingError the server of a federation is not ready yet
     ├── DivergedError         training diverged (NaN, infinity, overflow of the exact sums)
     ├── MessageError          an invalid message of another party; it is ignored
     ├── TooFewError           too few nodes for a secure sum
     ├── FederationError       too few suitable nodes; completed rounds are saved
+    │   └── ServerLostError   the server does not answer, or was started anew
     ├── StoppedError          interrupted by the user; completed rounds are saved
     └── MissingExtraError     a missing optional dependency; the message has the pip command
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from test_coordinator import NOISE, Killed, dying, rehearsal
 
 from hushrec.cli import main
-from hushrec.deployment.coordinator.run import read_roster
+from hushrec.deployment.coordinator.roster import read_roster
 from hushrec.deployment.make import (
     FederationSpec,
     back_up_folder,

@@ -9,9 +9,11 @@ do not depend on the partition.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,10 +21,12 @@ from numpy.typing import NDArray
 from pydantic import PlainSerializer, PlainValidator, model_validator
 
 from hushrec.data.splitting import may_train
+from hushrec.errors import RunError
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.requests import Assignment, Enrolment
-from hushrec.io.codec import Count, Stored
+from hushrec.io.codec import Count, Stored, parse, read_json
 from hushrec.privacy.budgets import by_activity, levels_of
+from hushrec.runs.folder import record_digest
 from hushrec.streams import Streams
 
 
@@ -203,3 +207,20 @@ def _epsilon(
 
 def _count(numbers: Iterable[NDArray[np.int64]]) -> int:
     return 1 + max((int(each.max(initial=-1)) for each in numbers), default=-1)
+
+
+def with_digest(roster: Roster) -> str:
+    """Return the contents of a roster's file, which `read_roster` checks."""
+    record = json.loads(roster.to_json())
+    return json.dumps({**record, "check": record_digest(record)})
+
+
+def read_roster(path: Path) -> Roster:
+    """Read the roster of a run, after checking it against its digest."""
+    record = read_json(path)
+    if record.pop("check", None) != record_digest(record):
+        raise RunError(
+            f"{path} is damaged, or of an older hushrec: its digest does not fit; remove the run "
+            f"{path.parent} and begin a new one"
+        )
+    return parse(Roster, json.dumps(record), str(path))

@@ -18,7 +18,6 @@ their first answer. The folder of a run holds::
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -32,7 +31,13 @@ from numpy.typing import NDArray
 from hushrec.aggregation import Evaluation
 from hushrec.data.splitting import Part
 from hushrec.deployment.coordinator.planning import LinkRates, Policy, forecast
-from hushrec.deployment.coordinator.roster import Partition, Roster, partition_change
+from hushrec.deployment.coordinator.roster import (
+    Partition,
+    Roster,
+    partition_change,
+    read_roster,
+    with_digest,
+)
 from hushrec.deployment.coordinator.session import EventLine, EventLog, RunEvent, Session
 from hushrec.deployment.coordinator.summing import PlainSumming, RecoveryJournal, SecureSumming
 from hushrec.errors import FederationError, RunError, listed
@@ -52,12 +57,12 @@ from hushrec.federation.requests import (
 )
 from hushrec.federation.setup import set_up_public
 from hushrec.federation.sums import ExpectedSum, round_shape
-from hushrec.io.codec import Arrays, parse, read_json
+from hushrec.io.codec import Arrays
 from hushrec.io.files import remove, write_bytes
 from hushrec.methods.base import Shared
 from hushrec.privacy.plan import NoPlan, Plan
 from hushrec.privacy.protection import Protection
-from hushrec.runs.folder import FEDERATED, SUMMARY, RunFolder, record_digest
+from hushrec.runs.folder import FEDERATED, SUMMARY, RunFolder
 from hushrec.runs.recording import CheckpointCallback, restore, saved_key, summarise_federation
 from hushrec.runs.schema import Attendance, PhaseTraffic, Summary, WireBytes
 from hushrec.streams import new_key
@@ -285,9 +290,7 @@ class FederatedRun:
             why = f"{changed}: users are numbered anew, so results are not those of one process"
             self.events.tell(EventLine(event="numbered anew", why=why))
         roster = Roster.of(run, self.contract.experiment, enrolled, self.partition)
-        record = json.loads(roster.to_json())
-        record["check"] = record_digest(record)
-        self.folder.write_text(FEDERATED, json.dumps(record))
+        self.folder.write_text(FEDERATED, with_digest(roster))
         return roster, session
 
     def _forecast(self, task: Task, roster: Roster) -> None:
@@ -306,17 +309,6 @@ class FederatedRun:
                 down_bytes=messages * each.down_bytes,
             )
             self.events.tell(line)
-
-
-def read_roster(path: Path) -> Roster:
-    """Read the roster of a run, after checking it against its digest."""
-    record = read_json(path)
-    if record.pop("check", None) != record_digest(record):
-        raise RunError(
-            f"{path} is damaged, or of an older hushrec: its digest does not fit; remove the run "
-            f"{path.parent} and begin a new one"
-        )
-    return parse(Roster, json.dumps(record), str(path))
 
 
 def without_model(folder: RunFolder) -> list[str]:
