@@ -11,7 +11,7 @@ import pytest
 from hushrec.cli.methods import package_table
 from test_imports import ROOT, graph, imports, sources
 
-MOST_MODULES = 195
+MOST_MODULES = 198
 MOST_LINES = 500
 """Of one module: more than one sitting."""
 LONGER = {"serving/recommender.py": 910}
