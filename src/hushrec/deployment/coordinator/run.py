@@ -213,8 +213,7 @@ class FederatedRun:
             clients = roster.pool(promised=experiment.privacy.promises)
             key, budgets = saved_key(self.folder) or new_key(), roster.epsilon
             setup = set_up_public(experiment, public, key, roster.digest, len(clients), budgets)
-            secure = self.contract.secure is not None
-            plan = setup.plan
+            secure, plan = self.contract.secure is not None, setup.plan
             if isinstance(plan, NoPlan):
                 plan = replace(plan, secure=secure)
             summing = SecureSumming(session, self.registered, journal) if secure else None
