@@ -13,7 +13,13 @@ from hushrec.cli.terminal import echo_err
 from hushrec.deployment.coordinator import run as runs
 from hushrec.deployment.coordinator.session import EventLog
 from hushrec.deployment.provisioning import ServerFolder
-from hushrec.errors import HushrecError, ServerLostError, StoppedError
+from hushrec.errors import (
+    FederationError,
+    HushrecError,
+    RunError,
+    ServerLostError,
+    StoppedError,
+)
 from hushrec.runs.schema import Summary
 
 if TYPE_CHECKING:
@@ -22,6 +28,8 @@ if TYPE_CHECKING:
 
 RESTARTS = 5
 """Times that a run goes on after its server was started anew."""
+RESTART_SECONDS = 5.0
+"""Seconds until a run tries again to go on with a server that was lost and does not answer yet."""
 DELIVERY_SECONDS = 15.0
 """Seconds between two looks for nodes that have not got the model of the last run."""
 CONNECTED_SECONDS = 10.0
@@ -38,7 +46,14 @@ def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[Summar
     restarts = 0
     while True:
         run = _newest(server, resume=resume)
-        token, endpoint, node_ids = begin_run(server)
+        try:
+            token, endpoint, node_ids = begin_run(server)
+        except (FederationError, RunError):
+            restarts += 1
+            if not 1 < restarts <= RESTARTS:  # the first try of a run, or too many
+                raise
+            time.sleep(RESTART_SECONDS)
+            continue
         run = replace(run, node_ids=node_ids)
         if not quiet:
             run = replace(run, events=EventLog(run.folder.path / runs.EVENTS, EventPrinter()))

@@ -126,21 +126,24 @@ class RunningServer:
 
 def begin_run(folder: ServerFolder) -> tuple[str, RuntimeEndpoint, dict[str, str]]:
     """Start a Flower run on the running server of this folder; return the token of the run's task,
-    the endpoint for it, and Flower's id of each node by the node's name."""
-    work = folder.path / "run"
-    if not is_held(work / "lock"):
-        raise RunError(
-            f"{folder.path} is not running: start it with 'hushrec federate server {folder.path}'"
-        )
-    try:
-        config = tomllib.loads((work / "flwr" / "config.toml").read_text("utf-8"))
-        address = str(config["superlink"][CONNECTION]["address"])
-        secret = read_secret(work / TASK_KEY)
-        node_ids = json.loads((work / NODE_IDS).read_text("utf-8"))
-    except (OSError, KeyError, TypeError, ValueError):
-        raise StartingError(
-            f"{folder.path} is starting, or damaged: try again in a moment"
-        ) from None
+    the endpoint for it, and Flower's id of each node by the node's name. A server that is starting
+    is waited for."""
+    work, deadline = folder.path / "run", time.monotonic() + START_SECONDS
+    while True:
+        if not is_held(work / "lock"):
+            start = f"start it with 'hushrec federate server {folder.path}'"
+            raise RunError(f"{folder.path} is not running: {start}")
+        try:
+            config = tomllib.loads((work / "flwr" / "config.toml").read_text("utf-8"))
+            address = str(config["superlink"][CONNECTION]["address"])
+            secret = read_secret(work / TASK_KEY)
+            node_ids = json.loads((work / NODE_IDS).read_text("utf-8"))
+            break
+        except (OSError, KeyError, TypeError, ValueError):
+            if time.monotonic() > deadline:
+                waited = f"still starting after {START_SECONDS:g} s, or damaged"
+                raise StartingError(f"{folder.path} is {waited}: see the server's log") from None
+            time.sleep(POLL_SECONDS)
     app = work / "app"
     app.mkdir(exist_ok=True)
     write_text(app / "pyproject.toml", APP)
