@@ -20,6 +20,8 @@ Here the same is done with sums, in four rounds for one of the paper:
 3. everybody uploads a one in the bin of the own s_u; the elbow of the histogram is the threshold;
 4. members, who have s_u above the threshold, upload P_u and a one; the server computes their mean.
 
+If the core client does not take part in round 2, the rows of V stand for its own.
+
 A member takes the mean for its table when it trains again, and scores with it until then, as the
 paper's evaluation after each replacement does. Groups differ from the paper's by the width of a
 bin. So the server needs no single upload but the core's rows, which go to everybody.
@@ -249,7 +251,8 @@ class PrivateCoFedRec(base.Method, base.ExportsUser, base.OwnTable, base.Tunable
             return {**after, "threshold": np.array([self._threshold(total.dense["bins"])])}
         table = total.table("table", n_items, self.config.d)
         if step == "core":
-            return {**after, "core": table.astype(np.float32)}
+            # An absent core client uploads nothing: the mean's rows stay for its own.
+            return {**after, "core": table.astype(np.float32)} if table.any() else after
         if step == "group":
             size = total.dense["bins"][0]
             if size >= self.config.least_group:
