@@ -1,5 +1,7 @@
 """CoFedRec against devices with all pairs of rows by autograd, and a server with every table."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,12 @@ import hushrec
 import reference
 from hushrec.errors import ConfigError
 from hushrec.federation.backends import Machine
+from hushrec.methods.base import fold_in
 from hushrec.methods.baselines import LocalOnly
 from hushrec.methods.cofedrec import (
     BINS,
     NOBODY,
+    SENT,
     VALUES,
     CoFedRec,
     PrivateCoFedRec,
@@ -235,6 +239,38 @@ def test_only_the_core_uploads_in_its_round():
     table = np.asarray(federation.store.read(np.array([core]))["table"])[0]
     assert close(federation.shared["core"][cluster], table[cluster])
     assert not np.delete(federation.shared["core"], cluster, axis=0).any()
+
+
+def test_the_mean_stands_for_an_absent_core():
+    view, method = devices(), CoFedRec(CoFedRec.Config(**BASE))
+    federation = Federation(method, view)
+    federation.round()
+    shared = {**federation.shared, "core_client": np.full(1, len(view), np.int64)}
+    federation.shared = shared
+    federation.round()
+    assert shared["core"].any()
+    np.testing.assert_array_equal(federation.shared["core"], shared["core"])
+
+
+@pytest.mark.parametrize("made", [CoFedRec, PrivateCoFedRec])
+def test_the_number_of_a_round_decides_what_it_sends(made):
+    """A node checks what it receives by the initial parameters."""
+    view, method = devices(), made(made.Config(d=6, clusters=4))
+    federation = Federation(method, view)
+    first = method.init(view, Streams(0))
+    for number in range(1, 2 * len(method.steps) + 1):
+        sent, known = (method.phase_of(number).download(s) for s in (federation.shared, first))
+        assert sent.keys() == known.keys()
+        assert set(sent) == set(SENT[method.step_of(number)])
+        federation.round()
+
+
+def test_a_new_client_trains_in_every_pass():
+    view, method = devices(), CoFedRec(CoFedRec.Config(**BASE))
+    shared = method.init(view, Streams(0))
+    found = [fold_in(method, shared, view, Streams(0), passes)["table"] for passes in (0, 1, 2, 3)]
+    for one, longer in pairwise(found):
+        assert (np.asarray(one) != np.asarray(longer)).any(axis=(1, 2)).all()
 
 
 def test_noise_on_sums_needs_the_mean_as_core():

@@ -20,6 +20,8 @@ Here the same is done with sums, in four rounds for one of the paper:
 3. everybody uploads a one in the bin of the own s_u; the elbow of the histogram is the threshold;
 4. members, who have s_u above the threshold, upload P_u and a one; the server computes their mean.
 
+If the core client does not take part in round 2, the rows of V stand for its own.
+
 A member takes the mean for its table when it trains again, and scores with it until then, as the
 paper's evaluation after each replacement does. Groups differ from the paper's by the width of a
 bin. So the server needs no single upload but the core's rows, which go to everybody.
@@ -131,10 +133,23 @@ class PrivateCoFedRec(base.Method, base.ExportsUser, base.OwnTable, base.Tunable
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """One phase, whose rounds take turns."""
+        """One phase, whose rounds take turns; alone, as for a new client, it trains."""
+        return (self._phase("train"),)
+
+    def phase_of(self, round_number: int) -> Phase:
+        """Return the phase, with what this round's step sends and does."""
+        return self._phase(self.step_of(round_number))
+
+    def _phase(self, step: Step) -> Phase:
+        """Return the phase for rounds of one step."""
         uploads = "the own table, a bin, or, as a member of a group, the own table again"
-        own = self.fit, self._apply, self.download
-        return (Phase("train", self.traits.rounds, uploads, *own, repeats=True),)
+        fits = {"train": self.fit, "core": self._core, "count": self._count, "group": self._group}
+
+        def download(shared: Shared) -> Shared:
+            return {name: shared[name] for name in SENT[step]}
+
+        rounds = self.traits.rounds
+        return Phase("train", rounds, uploads, fits[step], self._apply, download, repeats=True)
 
     @property
     def own_table(self) -> tuple[str, ...]:
@@ -142,20 +157,16 @@ class PrivateCoFedRec(base.Method, base.ExportsUser, base.OwnTable, base.Tunable
         return ("table",)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
-        """Draw the initial table of all devices, and the key of the server's own draws."""
+        """Draw the table and the server's key; there are no clusters, no core and no group yet."""
         config, n_items = self.config, view.n_items
-        table = training.initial_table(config.d, config.init_std, n_items, streams)
-        return {"key": streams.key("cofedrec/server"), **self._nothing(n_items), "group": table}
-
-    def _nothing(self, n_items: int) -> dict[str, Array]:
-        """Return what the server knows before the first round: no clusters, no core, no group."""
         return {
-            "next": np.ones(1, np.int64),
+            "key": streams.key("cofedrec/server"),
             "labels": np.full(n_items, -1, np.int32),
             "chosen": np.zeros(1, np.int64),
             "core_client": np.full(1, -1, np.int64),
-            "core": np.zeros((n_items, self.config.d), np.float32),
+            "core": np.zeros((n_items, config.d), np.float32),
             "threshold": np.full(1, NOBODY, np.int64),
+            "group": training.initial_table(config.d, config.init_std, n_items, streams),
         }
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
@@ -169,43 +180,16 @@ class PrivateCoFedRec(base.Method, base.ExportsUser, base.OwnTable, base.Tunable
         }
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Do this round's step; a download of another step is none."""
-        received, step = {**self._nothing(view.n_items), **shared}, self.step_of(now.number)
-        if step == "train":
-            return self._trained(received, private, view, now)
-        tables, n = np.asarray(private["table"]), len(view)
-        in_cluster = np.flatnonzero(received["labels"] == received["chosen"][0])
-        if step == "core":
-            is_core = np.asarray(view.clients == received["core_client"][0])
-            return Fitted(self._update(n, _rows_of(tables, is_core, in_cluster)), private)
-        cosines = mean_cosines(tables, received["core"], in_cluster)
-        own_bin = bins_of(cosines)
-        bins = np.zeros((n, BINS), np.float32)
-        if step == "count":
-            bins[np.arange(n), own_bin] = 1
-            return Fitted(self._update(n, None, bins), private)
-        member = own_bin >= received["threshold"][0]
-        bins[:, 0] = member
-        everything, nobody = np.arange(view.n_items), np.zeros(n, np.bool_)
-        kept = {
-            "table": _rows_of(tables, nobody, everything),
-            "vector": np.array(private["vector"]),
-            "bias": np.array(private["bias"]),
-            "member": member.astype(np.int8),
-        }
-        return Fitted(self._update(n, _rows_of(tables, member, everything), bins), kept)
-
-    def _trained(self, received: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Take the group's mean as a member of it, train, and upload the table."""
         config, tables = self.config, np.asarray(private["table"])
         member = np.asarray(private["member"]) > 0
-        if member.any() and "group" in received:
-            tables = np.where(member[:, None, None], received["group"], tables)
+        if member.any():
+            tables = np.where(member[:, None, None], shared["group"], tables)
         term = None
-        if config.weight and received["labels"][0] >= 0:
+        if config.weight and shared["labels"][0] >= 0:
             weight = np.float32(config.weight / view.n_items)
             whole = config.contrast == "all"
-            term = Contrast(received["labels"], weight, np.float32(config.temperature), whole)
+            term = Contrast(shared["labels"], weight, np.float32(config.temperature), whole)
         vectors, biases = np.array(private["vector"]), np.array(private["bias"])
         descent = training.Descent(*config.rates(view.n_items), two_steps=True)
         rows, losses = training.train_inner_product(
@@ -216,6 +200,34 @@ class PrivateCoFedRec(base.Method, base.ExportsUser, base.OwnTable, base.Tunable
         update = self._update(len(view), _rows_of(tables, everybody, np.arange(view.n_items)))
         own = {"table": tables, "vector": vectors, "bias": biases}
         return Fitted(update, {**own, "member": np.zeros(len(view), np.int8)}, losses)
+
+    def _core(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
+        """Upload the rows of the chosen cluster, as the core client."""
+        is_core = np.asarray(view.clients == shared["core_client"][0])
+        rows = _rows_of(np.asarray(private["table"]), is_core, _chosen_items(shared))
+        return Fitted(self._update(len(view), rows), private)
+
+    def _count(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
+        """Upload a one in the own bin."""
+        n = len(view)
+        bins = np.zeros((n, BINS), np.float32)
+        bins[np.arange(n), _own_bins(shared, private)] = 1
+        return Fitted(self._update(n, None, bins), private)
+
+    def _group(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
+        """Upload the table and a one, as a member of the group."""
+        n, tables = len(view), np.asarray(private["table"])
+        member = _own_bins(shared, private) >= shared["threshold"][0]
+        bins = np.zeros((n, BINS), np.float32)
+        bins[:, 0] = member
+        everything, nobody = np.arange(view.n_items), np.zeros(n, np.bool_)
+        kept = {
+            "table": _rows_of(tables, nobody, everything),
+            "vector": np.array(private["vector"]),
+            "bias": np.array(private["bias"]),
+            "member": member.astype(np.int8),
+        }
+        return Fitted(self._update(n, _rows_of(tables, member, everything), bins), kept)
 
     def _update(
         self, clients: int, rows: ClientRows | None, bins: NDArray[np.float32] | None = None
@@ -234,12 +246,13 @@ class PrivateCoFedRec(base.Method, base.ExportsUser, base.OwnTable, base.Tunable
     def _apply(self, shared: Shared, total: Total, number: int) -> Shared:
         """Return the shared parameters after a round's step."""
         step, n_items = self.step_of(number), len(shared["labels"])
-        after = {**shared, "next": np.array([number + 1])}
+        after = dict(shared)
         if step == "count":
             return {**after, "threshold": np.array([self._threshold(total.dense["bins"])])}
         table = total.table("table", n_items, self.config.d)
         if step == "core":
-            return {**after, "core": table.astype(np.float32)}
+            # An absent core client uploads nothing: the mean's rows stay for its own.
+            return {**after, "core": table.astype(np.float32)} if table.any() else after
         if step == "group":
             size = total.dense["bins"][0]
             if size >= self.config.least_group:
@@ -259,10 +272,6 @@ class PrivateCoFedRec(base.Method, base.ExportsUser, base.OwnTable, base.Tunable
         lowest = elbow_bin(counts)
         members = np.maximum(np.rint(counts[lowest:]), 0).sum()
         return lowest if members >= self.config.least_group else NOBODY
-
-    def download(self, shared: Shared) -> Shared:
-        """Send what the next step needs."""
-        return {name: shared[name] for name in SENT[self.step_of(int(shared["next"][0]))]}
 
     def serving(self, shared: Shared) -> Shared:
         """Return the mean of the last group, for its members."""
@@ -298,6 +307,17 @@ class CoFedRec(PrivateCoFedRec):
         unexplained=PrivateCoFedRec.traits.unexplained,
     )
     under_noise = PrivateCoFedRec
+
+
+def _chosen_items(shared: Shared) -> NDArray[np.int64]:
+    """Return the items of the chosen cluster."""
+    return np.flatnonzero(shared["labels"] == shared["chosen"][0])
+
+
+def _own_bins(shared: Shared, private: Private) -> NDArray[np.int64]:
+    """Return the bin of every client, by its rows and the core's."""
+    tables = np.asarray(private["table"])
+    return bins_of(mean_cosines(tables, shared["core"], _chosen_items(shared)))
 
 
 def _rows_of(tables: Array, who: NDArray[np.bool_], items: NDArray[np.int64]) -> ClientRows:
