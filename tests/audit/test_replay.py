@@ -14,6 +14,7 @@ from hushrec.federation import backends, rounds
 from hushrec.federation import setup as setting_up
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.methods.base import method_class, method_names
+from hushrec.methods.relations import Relates
 from hushrec.methods.statistics.private_pairs import PrivatePairs
 from hushrec.privacy.noise import ValidationQueries
 from hushrec.streams import SecretRound, Streams
@@ -27,7 +28,9 @@ TRAITS = {name: method_class(name).traits for name in method_names()}
 PROTECTED = [
     name
     for name, has in TRAITS.items()
-    if not has.pooled and not (has.exact_sums and method_class(name).under_noise is None)
+    if not has.pooled
+    and not issubclass(method_class(name), Relates)
+    and not (has.exact_sums and method_class(name).under_noise is None)
 ]
 
 

@@ -20,12 +20,12 @@ def ask(*arguments, code=0):
 
 def test_epsilon():
     said = ask("epsilon", "--noise", "1", *RUN, *FIXED, "replace-one")
-    assert "epsilon 1.7092 at delta 1e-06" in said
+    assert "epsilon 0.9926 at delta 1e-06" in said
     assert "twice the bound" in said
-    assert "used or replaced, is right with a probability of at most 84.68 %" in said
-    assert "odds of 5.52 to 1 (e^1.709)" in " ".join(said.split())
+    assert "used or replaced, is right with a probability of at most 72.96 %" in said
+    assert "odds of 2.7 to 1 (e^0.9926)" in " ".join(said.split())
     answer = json.loads(ask("epsilon", "--noise", "1", *RUN, *FIXED, "replace-one", "--json"))
-    assert answer["epsilon"] == pytest.approx(1.7092, abs=1e-4)
+    assert answer["epsilon"] == pytest.approx(0.9926, abs=1e-4)
     poisson = json.loads(ask("epsilon", "--noise", "1", *RUN, "--json"))
     assert poisson["epsilon"] == pytest.approx(0.85, abs=0.01)
     assert poisson["neighbours"] == "zero-out-one"

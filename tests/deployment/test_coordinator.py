@@ -31,7 +31,7 @@ from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.requests import TrainRequest
 from hushrec.io.codec import kind_of
 from hushrec.reporting.html import write_federated_report
-from hushrec.runs.folder import RunFolder
+from hushrec.runs.folder import RunFolder, record_digest
 from hushrec.secagg import Identity
 from hushrec.serving.recommender import Recommender
 from hushrec.studio.pages import Studio, find_runs
@@ -479,7 +479,12 @@ def test_a_damaged_roster_is_a_sentence(key, value, match, tmp_path):
     with pytest.raises(StoppedError):
         begin().train(lossy.link(), [StopAfter(1)])
     file = tmp_path / "f" / "runs" / "run-0001" / "roster.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    changed = {**json.loads(file.read_text()), key: value}
+    file.write_text(json.dumps(changed))
+    with pytest.raises(RunError, match=r"roster.json is damaged.*its digest does not fit"):
+        begin(resume=True).train(lossy.link())
+    del changed["check"]
+    file.write_text(json.dumps({**changed, "check": record_digest(changed)}))
     with pytest.raises(RunError, match=rf"roster.json is damaged: {match}"):
         begin(resume=True).train(lossy.link())
 

@@ -105,7 +105,7 @@ def test_the_default_declares_what_it_counts():
     )
     for shape in (candidates, weights, network):
         assert {keys for keys, _ in shape.spaces.values()} == {1}
-        assert shape.entries < 2000
+        assert shape.entries < 4000
 
 
 @settings(max_examples=40, deadline=None)

@@ -12,6 +12,7 @@ from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.setup import set_up, upload_schedule
 from hushrec.methods.base import method_class, method_names
+from hushrec.methods.relations import Relates
 from hushrec.privacy.accountant import sensitivity
 from hushrec.privacy.clipping import BIT
 from hushrec.streams import SecretRound, Streams
@@ -22,7 +23,9 @@ TRAITS = {name: method_class(name).traits for name in method_names()}
 PROTECTED = [
     name
     for name, has in TRAITS.items()
-    if not has.pooled and not (has.exact_sums and method_class(name).under_noise is None)
+    if not has.pooled
+    and not issubclass(method_class(name), Relates)
+    and not (has.exact_sums and method_class(name).under_noise is None)
 ]
 """Methods that can be given a guarantee; those that cannot are refused (below)."""
 ONE = Machine(threads=1)

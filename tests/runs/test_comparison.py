@@ -342,7 +342,12 @@ def test_the_terminal_shows_pairs_data_sets_and_marks(folders):
 # ---------------------------------------------------------------- bytes of one client
 
 
-@pytest.mark.parametrize("method", ["fedmix", "fednext", "fedmf", "pfedrec", "popularity"])
+TRAINING_ONLY = {"gpfedrec", "fedpergnn", "metamf"}
+
+
+@pytest.mark.parametrize(
+    "method", ["fedmix", "fednext", "fedmf", "pfedrec", "popularity", *sorted(TRAINING_ONLY)]
+)
 def test_bytes_of_one_client_are_counted(method, tiny):
     run = hushrec.train(tiny, method, rounds=3)
     sent, users = run.summary.communication, len(tiny.users)
@@ -362,10 +367,10 @@ def test_bytes_of_one_client_are_counted(method, tiny):
     assert np.array_equal(scores, run.model.scores(everybody, history))
 
 
-def test_private_fields_for_training_alone_are_those_of_fedmix():
+def test_private_fields_for_training_alone_are_known():
     """So that a method that declares some is added to the test above."""
     declared = {name for name in method_names() if method_class(name).traits.training_only}
-    assert declared == {"fedmix"}
+    assert declared == {"fedmix", *TRAINING_ONLY}
 
 
 def test_bytes_of_several_seeds_are_means(folders):

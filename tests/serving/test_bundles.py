@@ -55,6 +55,11 @@ HISTORIES = {
 """Models that score from shared parameters and a history."""
 PERSONAL = {
     "central-mf": ("central-mf", {"d": 8}),
+    "cofedrec": ("cofedrec", {"d": 8, "clusters": 4}),
+    "feddae": ("feddae", {"d": 8}),
+    "fedpergnn": ("fedpergnn", {"d": 8}),
+    "gpfedrec": ("gpfedrec", SMALL),
+    "metamf": ("metamf", {"d": 8, "memory": 8, "hidden": 8, "rank": 2}),
     "fedmf": ("fedmf", {"d": 8}),
     "fedncf": ("fedncf", SMALL),
     "fedrap": ("fedrap", {"d": 8}),

@@ -59,7 +59,8 @@ def check_popular(run, lines):
     assert {line.because for line in lines} == {"popular"}
 
 
-@pytest.mark.parametrize("method", method_names())
+# Recent popularity means other items by popular ones.
+@pytest.mark.parametrize("method", sorted({*method_names()} - {"recent-popularity"}))
 def test_somebody_without_a_history_gets_the_popular_items(method):
     run = trained(method)
     check_popular(run, run.recommend("nobody", 5, history=[]))

@@ -41,6 +41,7 @@ from hushrec.federation.rounds import Callback, EvaluationRecord, run_rounds
 from hushrec.federation.setup import SimulationSetup, set_up
 from hushrec.io.codec import Arrays
 from hushrec.methods.base import Shared
+from hushrec.privacy.budgets import WEIGHT
 from hushrec.privacy.clipping import BIT
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
@@ -267,9 +268,14 @@ def _play(setup: SimulationSetup, log: Log) -> Log:
 
 def _problems_of_noise(real: Log, again: Log, empty: Log) -> Iterator[str]:
     """Noise neither repeats in another round nor in another run."""
-    sources: list[tuple[str, dict[int, Numbers]]] = [("sum", real.noise)]
+    sources: list[tuple[str, Mapping[int, Numbers]]] = [("sum", real.noise)]
     for client in sorted({client for _, client in empty.alone}):
-        mine = {number: sent for (number, who), sent in empty.alone.items() if who == client}
+        # Weights of personal budgets are public: the server knows them, and no noise is on them.
+        mine = {
+            number: {name: array for name, array in sent.items() if name != WEIGHT}
+            for (number, who), sent in empty.alone.items()
+            if who == client
+        }
         sources.append(("upload of one client", mine))
     for what, by_round in sources:
         for (one, first), (two, second) in combinations(sorted(by_round.items()), 2):

@@ -40,7 +40,7 @@ class GuardConfig(Settings):
     active: bool = True
     """Whether rounds are checked. Without it all are applied, and a loss that is not finite ends
     the run."""
-    loss_factor: Annotated[float, Field(ge=2, le=1e9)] = 5.0
+    loss_factor: Annotated[float, Field(ge=2, le=1e9)] = 20.0
     """A round is not applied where its loss is more than so many times the median of the last
     ones; where privacy is guaranteed, the loss is not looked at."""
     norm_factor: Annotated[float, Field(ge=2, le=1e9)] = 10.0

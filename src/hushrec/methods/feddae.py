@@ -86,7 +86,6 @@ class FedDAEConfig(base.MethodConfig):
 class FedDAE(
     base.Method,
     base.ExportsUser,
-    base.ItemPopularity,
     base.ItemTables,
     base.ModelFacts,
     base.Tunable,
@@ -323,12 +322,6 @@ class FedDAE(
                 sums = np.stack([(s * r).sum(0) for s, r in zip(scale, own, strict=True)])
                 mean = self._encode(state, torch.from_numpy(sums)).mean
                 yield clients, real, *decode(state, mean)
-
-    def item_popularity(self, shared: Shared) -> Scores:
-        """Return the decoder's probabilities at z = 0, the mean of the prior."""
-        network = {n: torch.from_numpy(a)[None] for n, a in shared.items() if "decoder" in n}
-        logits = decode(network, torch.zeros((1, self.config.d)))[1]
-        return np.asarray(torch.softmax(logits, 1)[0].numpy())
 
     def item_tables(self, shared: Shared, private: Private) -> dict[str, Array]:
         """Return the decoder's and the global encoder's rows of all items."""
