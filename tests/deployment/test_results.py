@@ -328,7 +328,7 @@ def test_random_sums_in_the_middle_are_not_applied(secure, tmp_path, monkeypatch
 def test_random_sums_from_the_first_round_on_end_the_run(secure, tmp_path, monkeypatch):
     """There is nothing to compare the first round with; the loss of the next ones tells."""
     begin, lossy = rehearsal(tmp_path / "f", taste_world(), "fedmf", rounds=9, secure=secure)
-    lying(monkeypatch, random_sum(1e3))
+    lying(monkeypatch, random_sum(1e5))
     with pytest.raises(DivergedError, match=r"3 rounds in a row were not applied.*loss"):
         begin().train(lossy.link())
     told = [line for line in log_of(tmp_path / "f") if line.event == "not applied"]

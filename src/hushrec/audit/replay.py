@@ -143,7 +143,9 @@ class WatchedClients:
             alone, kept = np.array([client]), clients.store.snapshot(None)
             own = download.to(np.searchsorted(cohort, alone))
             summed = clients.train(own, protection, alone).summed
-            self.log.alone[number, int(client)] = _sent(summed)
+            # Weights of personal budgets carry no noise: the server knows them.
+            sent = {name: array for name, array in _sent(summed).items() if name != WEIGHT}
+            self.log.alone[number, int(client)] = sent
             clients.store = kept
         return clients.train(download, protection, cohort)
 
@@ -268,14 +270,9 @@ def _play(setup: SimulationSetup, log: Log) -> Log:
 
 def _problems_of_noise(real: Log, again: Log, empty: Log) -> Iterator[str]:
     """Noise neither repeats in another round nor in another run."""
-    sources: list[tuple[str, Mapping[int, Numbers]]] = [("sum", real.noise)]
+    sources: list[tuple[str, dict[int, Numbers]]] = [("sum", real.noise)]
     for client in sorted({client for _, client in empty.alone}):
-        # Weights of personal budgets are public: the server knows them, and no noise is on them.
-        mine = {
-            number: {name: array for name, array in sent.items() if name != WEIGHT}
-            for (number, who), sent in empty.alone.items()
-            if who == client
-        }
+        mine = {number: sent for (number, who), sent in empty.alone.items() if who == client}
         sources.append(("upload of one client", mine))
     for what, by_round in sources:
         for (one, first), (two, second) in combinations(sorted(by_round.items()), 2):
